@@ -592,6 +592,8 @@ class TorchAdapter(Adapter):
             return _refuse("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
         if torch._is_functional_tensor(obj):
             return _refuse("inside functionalize() values have no data", "Convert outside it.")
+        if not exact and torch.nn.parameter.is_lazy(obj):
+            return _refuse("it is not initialized yet", "Run the module once first.")
         if obj.is_nested:
             return _refuse(
                 "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."

@@ -83,11 +83,25 @@ def _collect():
     gc.freeze()
 
 
+_modules = 0
+
+
+def _is_much_new():
+    """Whether there are thousands of new objects: a collector of two generations does not count them, modules do."""
+    global _modules
+    if not FREE_THREADED:
+        return gc.get_count()[2] > 0
+    before, _modules = _modules, len(sys.modules)
+    return _modules > before + 20
+
+
 @pytest.fixture(autouse=True)
 def no_leaks():
     """Every managed tensor that a test made or consumed is released when the test is over."""
-    if gc.get_count()[2] or native.live():  # at least 7,000 objects are new
+    if _is_much_new():
         _collect()
+    elif native.live():
+        gc.collect()
     before = native.live()
     yield
     if native.live() != before:

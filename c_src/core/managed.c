@@ -16,7 +16,7 @@ typedef struct {
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
 
-/* With the 8 bytes that glibc keeps of each allocation, one of one dimension takes two cache lines,
+/* With the 8 bytes that glibc keeps of each allocation, one of one dimension takes 128 bytes,
  * and is among the sizes that glibc gives and takes back fastest. */
 _Static_assert(sizeof(made_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "made_tensor has grown");
 

@@ -48,6 +48,7 @@ static int write_all(int fd, struct iovec* parts, int n, int64_t at) {
   while (n) {
     ssize_t done = pwritev(fd, parts, n, at);
     if (done < 0 && errno == EINTR) continue;
+    if (done == 0) errno = EIO;
     if (done <= 0) return -1;
     at += done;
     for (; n && (size_t)done >= parts->iov_len; n--) done -= (ssize_t)(parts++)->iov_len;
@@ -73,16 +74,4 @@ int dlx_write_runs(int fd, const dlx_run* runs, int64_t count) {
     if (write_all(fd, parts, n, first) != 0) return -1;
   }
   return 0;
-}
-
-void dlx_copy_runs(void* address, const dlx_run* runs, int64_t count) {
-  int64_t one = 1;
-  for (const dlx_run* run = runs; run < runs + count; run++) {
-    DLTensor from = {.data = (void*)run->from, .device = {kDLCPU, 0}, .ndim = 1};
-    from.dtype = (DLDataType){kDLUInt, 8, 1};
-    from.shape = (int64_t*)&run->size, from.strides = &one;
-    DLTensor to = from;
-    to.data = (char*)address + run->to;
-    dlx_copy(&from, &to, 0); /* of bytes in host memory: nothing to refuse */
-  }
 }

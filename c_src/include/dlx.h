@@ -298,12 +298,8 @@ typedef struct {
 
 /* Write runs of bytes into a file, in ascending order of their offsets; small gaps become zeros.
  * That clears no new page first, and faults none. GIL: not needed; callers release it.
- * Errors: -1 with errno. */
+ * Errors: -1 with errno, EFAULT where memory cannot be read: its file has become shorter. */
 int dlx_write_runs(int fd, const dlx_run* runs, int64_t count);
-
-/* The same by copies into a mapping of the file, in several threads where these are long; gaps
- * stay. GIL: not needed; callers release it. Errors: none. */
-void dlx_copy_runs(void* address, const dlx_run* runs, int64_t count);
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 

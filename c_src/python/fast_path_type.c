@@ -17,7 +17,7 @@ static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registe
  * that threads read them without a lock. */
 static _Atomic(PyObject*) hosts[8];
 
-/* Errors: 0 = ask Python. */
+/* Errors: 0 = ask Python, unless an exception is set. */
 static int names_host(PyObject* value) {
   if (value == cpu_name) return 1;
   for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
@@ -30,7 +30,7 @@ static int names_host(PyObject* value) {
   return 0;
 }
 
-/* One option of a call. Returns 0 where only Python understands it. */
+/* One option of a call. Errors: 0 where only Python understands it, unless an exception is set. */
 static int read_option(unsigned* options, PyObject* name, PyObject* value) {
   if (name == copy_name) {
     *options |= value == Py_True ? DLX_COPIES : value == Py_False ? DLX_SHARES : 0;
@@ -503,6 +503,7 @@ static PyObject* add_host(PyObject* module, PyObject* device) {
   size_t i = 0;
   PyObject* none = NULL;
   if (names_host(device)) Py_RETURN_NONE;
+  if (PyErr_Occurred()) return NULL;
   Py_INCREF(device);
   while (i < sizeof hosts / sizeof *hosts &&
          !atomic_compare_exchange_strong(&hosts[i], &none, device)) {

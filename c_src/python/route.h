@@ -237,7 +237,8 @@ DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, un
  * Errors: 0 = ask Python, unless an exception is set. */
 int py_fast_path_holds(py_route* route);
 
-/* Whether the consumer takes an exported tensor, as py_fast_path_borrow says of its options. */
+/* Whether the consumer takes an exported tensor, as py_fast_path_borrow says of its options. One
+ * that is taken is no longer marked as copied where the call says nothing about copies. */
 int py_fast_path_takes(py_route* route, DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable);
 

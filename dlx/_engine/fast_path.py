@@ -105,7 +105,7 @@ class Route:
     like: str | None = None
     """In a route by which `like` is looked up: the target that an array of the type stands for."""
     is_host_only: bool = False
-    """Arrays of the type are always on the host."""
+    """Its adapter knows no device but the host."""
     children: Callable[[Any], list[Any] | dict[Any, Any]] | None = None
     """Of a container that becomes a list or dict: gives that, around what it holds."""
     is_same: bool = False

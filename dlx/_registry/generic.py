@@ -217,7 +217,8 @@ class BufferAdapter(Described):
             "mmap.mmap",
             "_ctypes.Array",
         ),
-        subclasses=lambda kind: module_of(type(kind)) == "_ctypes",  # each length has a type of its own
+        # Each length has a type of its own. An array interface is read first.
+        subclasses=lambda kind: module_of(type(kind)) == "_ctypes" and not hasattr(kind, "__array_interface__"),
         exchange=native.buffer_exchange,
     )
 
@@ -378,8 +379,18 @@ def takes_fast_path(adapter: Adapter, kind: type) -> bool:
     listed = [look_up(name) for name in given.types]
     if kind in listed:
         return True
-    bases = tuple(base for base in listed if isinstance(base, type))
-    return given.subclasses is not None and issubclass(kind, bases) and given.subclasses(kind)
+    base = next((base for base in listed if isinstance(base, type) and issubclass(kind, base)), None)
+    if base is None or given.subclasses is None:
+        return False
+    # What C asks an array must be what it asks those of the base: memory follows from the answers.
+    asked = {
+        given.detach,
+        given.owner,
+        "dtype",
+        *(each for guard in given.guards for each in (guard.ask, guard.resolve)),
+    }
+    own = (name for name in asked if name and getattr(kind, name, None) is not getattr(base, name, None))
+    return next(own, None) is None and given.subclasses(kind)
 
 
 def _has_table(kind: type) -> bool:

@@ -379,7 +379,7 @@ def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
 def _found(to: Any) -> str:
     """Return the type of what is no target, and what to do where it is a device or a dtype."""
     shown = type_name(type(to))
-    if isinstance(to, int | tuple | list):  # which a device or a dtype can be written as
+    if type(to) in (int, tuple, list):  # which a device or a dtype can be written as
         return shown
     if _is(Device, to):
         return f"{shown}. Say device= for a device"

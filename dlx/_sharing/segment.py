@@ -136,6 +136,8 @@ class Mapping:
     def __init__(self, segment: Segment, mode: str) -> None:
         self.segment, self.mode = segment, mode
         fd = segment.fd
+        if mode == "write":
+            segment.check()
         if mode == "write" and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             fd = _open(os.getpid(), segment.fd, os.O_RDWR)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from array import array
@@ -239,6 +240,8 @@ def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
 
     Raises
     ------
+    DlxError
+        If memory cannot be read.
     MemoryError
         If there is not enough memory.
     """
@@ -250,9 +253,11 @@ def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
     is_large = bool(blocks) and segment.size - start >= MIN_MAPPED
     mapping = segment.mapping("write") if odd or is_large else None
     given = ffi.cast("dlx_run *", ffi.from_buffer(runs)), len(runs) // 3
-    if is_large and mapping is not None and mapping.make_huge():
-        lib.dlx_copy_runs(ffi.cast("void *", mapping.address), *given)
-    elif lib.dlx_write_runs(segment.fd, *given) != 0:
+    if is_large and mapping is not None:
+        mapping.make_huge()
+    if lib.dlx_write_runs(segment.fd, *given) != 0:
+        if ffi.errno == errno.EFAULT:
+            raise DlxError("memory of it cannot be read", fix="See whether the file that it maps has become shorter.")
         raise MemoryError(f"a segment of {amount(segment.size)}: {os.strerror(ffi.errno)}")
     for block in odd:
         source: Tensor = block.keep

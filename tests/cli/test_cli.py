@@ -105,7 +105,7 @@ def test_a_closed_pipe_is_no_error():
 @pytest.mark.parametrize(("words", "colour"), [(["--all"], ""), (["--all", "--json"], ""), (["--all"], "1")])
 def test_a_pipe_that_closes_half_way(tmp_path, words, colour):
     """`dlx inspect … | head -1`: the rest is written to nobody, and nobody is told of it; in colours, too."""
-    tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(2500)}  # more than a pipe holds
+    tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(8000)}  # more than a pipe and its reader hold
     path = safetensors(tmp_path / "x.safetensors", tensors)
     done = subprocess.Popen(
         [sys.executable, "-m", "dlx", "inspect", str(path), *words],

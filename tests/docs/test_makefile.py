@@ -76,12 +76,12 @@ def test_slow_tests_are_left_out_by_make_test_alone(made):
 
     def left_out(*arguments):
         (line,) = [line for line in made(*arguments).splitlines() if " -m pytest " in line]
-        assert ("DLX_EXAMPLES=" in line) == ("slow" not in line and "ARGS=-x" not in arguments)
+        assert ("DLX_EXAMPLES=" in line) == ("slow" in line)
         return '-m "not slow"' in line
 
-    assert left_out("test")
+    assert left_out("test") and left_out("test", "SLOW=0")
     assert not left_out("test", "ARGS=-x") and not left_out("test", "SLOW=1")
-    assert not left_out("test-bare") and not left_out("test-sanitize")
+    assert not left_out("test-bare") and not left_out("test-sanitize") and not left_out("without-gil")
     ci = ROOT / ".ci" / "run"
     assert not ci.exists() or '\n.ci/tests test "" SLOW=1\n' in ci.read_text(encoding="utf-8")
 

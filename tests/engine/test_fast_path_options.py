@@ -227,6 +227,54 @@ def test_a_column_of_polars(monkeypatch, to):
 
 
 @pytest.mark.parametrize("to", ["numpy", "dlx", "torch"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def detach(self): return super().detach(), 'mask'",
+        "def detach(self): return 'abc'",
+        "def untyped_storage(self): return self.as_subclass(torch.Tensor).clone().untyped_storage()",
+        "def untyped_storage(self): return 5",
+        "requires_grad = False",
+        "dtype = torch.int8",
+        "def is_conj(self): return 3",
+    ],
+)
+def test_a_subclass_that_answers_for_itself(python, torch, body, to):
+    """What C asks of torch's own tensors is not asked of it in C: the answer may be anything."""
+    python(
+        f"""
+        import contextlib, numpy as np, torch, dlx
+
+        class Own(torch.Tensor):
+            {body}
+
+        def made(*, grad):
+            return torch.full((1000,), 7.0).as_subclass(Own).requires_grad_(grad)
+
+        for options in ({{}}, {{"detach": True}}, {{"copy": True}}):
+            for grad in (False, True):
+                for tree in (False, True):
+                    x = made(grad=grad)
+                    said = []
+                    for convert in (dlx.convert, dlx.convert.__wrapped__):
+                        try:
+                            y = convert([x] if tree else x, to={to!r}, **options)
+                            said.append("done")
+                        except dlx.errors.DlxError as error:
+                            said.append(str(error))
+                    assert said[0] == said[1], said
+                    if said[0] == "done":
+                        del x
+                        others = [np.full(1000, 9.0, np.float32) for _ in range(50)]
+                        y = y[0] if tree else y
+                        if {to!r} != "torch":
+                            assert dlx.convert(y, to="numpy").tolist() == [7.0] * 1000
+        """,
+        imported=True,
+    )
+
+
+@pytest.mark.parametrize("to", ["numpy", "dlx", "torch"])
 def test_subclasses_of_tensors(torch, to):
     """Those that have memory as torch's own do; what a class answers for itself is asked."""
 

@@ -261,11 +261,14 @@ def test_a_storage_too_small_for_its_tensor_is_refused(torch):
         dlx.convert(tensor, to="dlx")
 
 
-def test_parameters_without_a_shape_are_refused(torch):
-    """An uninitialised parameter of a lazy module is refused with torch's own advice as the cause."""
-    with pytest.raises(errors.ConversionError) as caught:
-        dlx.convert(torch.nn.parameter.UninitializedParameter(), to="dlx", detach=True)
-    assert "nitialized" in str(caught.value) or "nitialised" in str(caught.value)
+@pytest.mark.parametrize("to", ["dlx", "numpy"])
+@pytest.mark.parametrize("options", [{}, {"detach": True}, {"device": "cpu"}])
+@pytest.mark.parametrize("name", ["UninitializedParameter", "UninitializedBuffer"])
+def test_what_has_no_shape_yet_is_refused(torch, name, options, to):
+    """A parameter or buffer of a lazy module, whatever is asked."""
+    lazy = getattr(torch.nn.parameter, name)()
+    with pytest.raises(errors.ConversionError, match="not initialized yet. Run the module once first"):
+        dlx.convert(lazy, to=to, **options)
 
 
 # ---- subclasses ------------------------------------------------------------------------------------------------------

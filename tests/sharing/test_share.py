@@ -1027,3 +1027,21 @@ class TestLimits:
         monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
         with pytest.raises(errors.HandleError, match="larger than what the segment has"):
             dlx.attach(plain)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 4 << 20])
+def test_memory_whose_file_has_become_shorter_is_refused(python, np, tmp_path, size):
+    """It is copied by the kernel, which says so: a read would kill the process."""
+    python(
+        f"""
+        import os, numpy as np, dlx
+        memory = np.memmap({str(tmp_path / "file")!r}, np.uint8, "w+", shape=8 << 20)
+        os.truncate({str(tmp_path / "file")!r}, 4096)
+        try:
+            dlx.share(np.asarray(memory)[:{size}])
+        except dlx.errors.DlxError as error:
+            assert "cannot be read" in str(error), error
+        else:
+            raise AssertionError("it was shared")
+        """
+    )

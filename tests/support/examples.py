@@ -1,4 +1,4 @@
-"""How many examples the property tests draw: each kind comes up; more in CI, and many more in `make test-deep`.
+"""How many examples the property tests draw: each kind comes up; a quarter in `make test`, many more in `make test-deep`.
 
 Each run draws other ones, so what one run leaves out another one has. What an example costs is mostly its draws: they
 are few where a whole shape is one, and all that does not depend on another draw is one.
@@ -11,11 +11,11 @@ import os
 
 from hypothesis import strategies as st
 
-EXAMPLES = int(os.environ.get("DLX_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("DLX_EXAMPLES", "2000"))
 
 
 def examples(many):
-    """Return how many examples a test draws that draws `many` in CI, where the round trips draw 2,000."""
+    """Return how many examples a test draws that draws `many` where the round trips draw 2,000."""
     return max(1, many * EXAMPLES // 2000)
 
 

@@ -142,7 +142,7 @@ PAIRS = list(itertools.product(FRAMEWORKS, repeat=2))
 @pytest.mark.parametrize("decorate", [calling, method, generating, awaiting])
 def test_an_argument_that_is_handed_back_is_the_callers_own_object(decorate, to, lazy):
     """Whatever framework it is of, in whatever container, beside whatever other; lazily containers may be views."""
-    ways, step = itertools.product(OUT.values(), INTO.values()), 3 * (1 + lazy) if decorate is calling else 11
+    ways, step = itertools.product(OUT.values(), INTO.values()), (5 if lazy else 3) if decorate is calling else 11
     for first, (body, into) in enumerate(ways):  # of the pairs each way gets a share: another one than the way before
         for one, other in PAIRS[first % step :: step]:
             a, b = FRAMEWORKS[one](), FRAMEWORKS[other]()
