@@ -99,7 +99,6 @@ MICROSECONDS = [
     *((f"plan, {name}", f'dlx.plan({array}, to="numpy")', 8.0) for name, array in _EACH.items() if name != "numpy"),
     *((f"plan, numpy -> {to}", f'dlx.plan(two[0], to="{to}")', 8.0) for to in _EACH if to != "numpy"),
     *((f"shares, {name}", f"dlx.shares_memory({array}, {array})", 1.0) for name, array in _EACH.items()),
-    ("floor of jax's: buffers", "memoryview(in_jax[0]), memoryview(in_jax[0])", 1.0),
 ]
 
 

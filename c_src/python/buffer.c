@@ -153,18 +153,22 @@ void py_buffer_release(PyObject* self, Py_buffer* view) {
 /* How a format marks the other byte order. */
 enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
 
-/* What a buffer is; strides in elements go to `strides`. Errors: -1, none set: it is not one number
- * per element, at whole strides. */
-static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
+/* Errors: -1, none set: its elements are no numbers in this machine's byte order. */
+static int read_dtype(const Py_buffer* b, DLDataType* out) {
   const char* letters = b->format ? b->format : "B";
   if (*letters == '@' || *letters == '=' || *letters == '<' || *letters == '>' || *letters == '!') {
     int is_swapped = *letters == SWAPPED || (*letters == '!' && SWAPPED == '>');
     if (is_swapped && b->itemsize > 1) return -1;
     letters++;
   }
+  return dtype_of(letters, b->itemsize, out);
+}
+
+/* What a buffer is; strides in elements go to `strides`. Errors: -1, none set: it is not one number
+ * per element, at whole strides. */
+static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
   DLDataType dtype;
-  if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || dtype_of(letters, b->itemsize, &dtype) < 0)
-    return -1;
+  if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || read_dtype(b, &dtype) < 0) return -1;
   for (int i = 0; i < b->ndim; i++) {
     strides[i] = b->strides[i] / b->itemsize;
     if (strides[i] * b->itemsize != b->strides[i] && b->shape[i] > 1) return -1;
@@ -196,6 +200,17 @@ static int export(void* object, DLManagedTensorVersioned** out) {
   }
   Py_DECREF(view);
   return -1;
+}
+
+int py_buffer_bytes(PyObject* object, int64_t* low, int64_t* high) {
+  DLDataType dtype;
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_ND | PyBUF_FORMAT) < 0) return py_error_forget();
+  int is_known = read_dtype(&view, &dtype) == 0;
+  *low = (int64_t)(uintptr_t)view.buf;
+  *high = *low + view.len;
+  PyBuffer_Release(&view);
+  return is_known;
 }
 
 const DLPackExchangeAPI py_buffer_table = {

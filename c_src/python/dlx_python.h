@@ -120,6 +120,11 @@ int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
 /* Owns: gives up the view's count. */
 void py_buffer_release(PyObject* tensor, Py_buffer* view);
 
+/* The addresses of an object's buffer, which is held for the length of this call only: a memoryview
+ * would take longer than all else. GIL: needed; may run Python. Errors: 0 = it is not row-major, or
+ * its elements are no numbers; -1 with an exception that may not be forgotten. */
+int py_buffer_bytes(PyObject* object, int64_t* low, int64_t* high);
+
 /* An exchange table that exports the buffer of any object; what it exports is made by dlx. */
 extern const DLPackExchangeAPI py_buffer_table;
 

@@ -326,12 +326,15 @@ INLINE int has_questions(const py_route* r, DLDataType dtype) {
   return 0;
 }
 
+int py_fast_path_is_open(py_route* r, PyObject* obj) {
+  return (r->n_states == 0 || states_hold(r)) && switches_off(r) && early_clear(r, obj);
+}
+
 DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
   uint32_t resolvable;
   if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL ||
-      !r->is_borrowed || r->is_immutable || (r->n_states && !states_hold(r)))
+      !r->is_borrowed || r->is_immutable || !py_fast_path_is_open(r, obj))
     return 0;
-  if (!switches_off(r) || !early_clear(r, obj)) return 0;
   for (int asked = 0;; asked = 1) {
     if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0 || PyErr_Occurred()) {
       py_error_forget();

@@ -335,58 +335,69 @@ PyDoc_STRVAR(fast_path_overlap_doc,
              "Say whether two arrays of host memory, whose elements leave no gaps, have a byte in "
              "common; None where\nPython must be asked.");
 
-/* A managed tensor over an array that is only looked at. Owns: the caller owns the result. GIL:
- * needed; may run Python. Errors: NULL = ask Python, unless an exception is set. */
-static DLManagedTensorVersioned* looked_at(PyObject* callable, PyObject* obj) {
-  DLManagedTensorVersioned* made = NULL;
-  uint32_t resolvable;
-  py_route* r = py_fast_path_route(callable, Py_TYPE(obj), own_name);
-  if (r == NULL || !r->is_fast_path) return NULL;
-  py_route_enter(r);
-  if (r->is_same && r->type == &py_tensor_type) {
-    DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)obj);
-    if (m) dlx_managed_export(m, m->dl_tensor.device, m->flags, &made);
-  } else if (!r->is_same) {
-    unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;
-    made = py_fast_path_borrow(r, obj, options, &resolvable);
-  }
-  py_route_leave(r);
-  return made;
+/* The bytes of one array, from `low` to below `high`; without gaps where `is_run`. */
+typedef struct {
+  int64_t low, high;
+  int is_run;
+} place;
+
+/* Errors: 0 = ask Python. */
+static int place_of(const DLTensor* t, uint64_t flags, place* out) {
+  if (t->device.device_type != kDLCPU || t->dtype.bits * t->dtype.lanes % 8) return 0;
+  dlx_extent(t, flags, &out->low, &out->high);
+  out->low += (int64_t)(uintptr_t)t->data;
+  out->high += (int64_t)(uintptr_t)t->data;
+  out->is_run = (dlx_layout(t) & ~(uint32_t)DLX_LAYOUT_PERMUTED) == 0;
+  return 1;
 }
 
-/* 1 = the bytes of an array are known, without gaps where `is_run`; 0 = ask Python. */
-static int extent_of(PyObject* callable, PyObject* obj, int64_t* low, int64_t* high, int* is_run) {
-  py_routes_begin();
-  DLManagedTensorVersioned* made = looked_at(callable, obj);
-  py_routes_end();
-  if (made == NULL) return 0;
-  const DLTensor* t = &made->dl_tensor;
-  int is_known = t->device.device_type == kDLCPU && t->dtype.bits * t->dtype.lanes % 8 == 0;
-  if (is_known) {
-    dlx_extent(t, made->flags, low, high);
-    *low += (int64_t)(uintptr_t)t->data;
-    *high += (int64_t)(uintptr_t)t->data;
-    *is_run = (dlx_layout(t) & ~(uint32_t)DLX_LAYOUT_PERMUTED) == 0;
-  }
-  dlx_managed_release(made);
+/* Of what can be exported only. GIL: needed; may run Python. Errors: 0, as py_fast_path_borrow. */
+static int place_of_export(py_route* r, PyObject* obj, place* out) {
+  uint32_t resolvable;
+  unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;
+  DLManagedTensorVersioned* made = py_fast_path_borrow(r, obj, options, &resolvable);
+  int is_known = made && place_of(&made->dl_tensor, made->flags, out);
+  if (made) dlx_managed_release(made);
   return is_known;
 }
 
+/* Errors: 0 = ask Python, unless an exception is set. */
+static int place_by_route(py_route* r, PyObject* obj, place* out) {
+  if (r->is_same) {
+    DLManagedTensorVersioned* m =
+        r->type == &py_tensor_type ? py_tensor_inside((TensorObject*)obj) : NULL;
+    return m && place_of(&m->dl_tensor, m->flags, out);
+  }
+  int is_known = r->exports == &py_buffer_table && py_fast_path_is_open(r, obj)
+                     ? py_buffer_bytes(obj, &out->low, &out->high)
+                     : 0;
+  if (is_known == 0) return !PyErr_Occurred() && place_of_export(r, obj, out);
+  out->is_run = 1;
+  return is_known > 0;
+}
+
 static PyObject* fast_path_overlap(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
-  int64_t low[2], high[2];
-  int is_run[2];
+  place at[2];
   if (nargs != 2) {
     PyErr_SetString(PyExc_TypeError, "_overlap takes two arrays");
     return NULL;
   }
-  for (int i = 0; i < 2; i++) {
-    if (extent_of(callable, args[i], &low[i], &high[i], &is_run[i])) continue;
-    if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
+  int n = 0;
+  py_routes_begin();
+  for (; n < 2; n++) {
+    py_route* r = py_fast_path_route(callable, Py_TYPE(args[n]), own_name);
+    if (r == NULL || !r->is_fast_path) break;
+    py_route_enter(r);
+    int is_known = place_by_route(r, args[n], &at[n]);
+    py_route_leave(r);
+    if (!is_known) break;
   }
-  int is_empty = low[0] == high[0] || low[1] == high[1];
-  int apart = is_empty || low[0] >= high[1] || low[1] >= high[0];
-  if (!apart && !(is_run[0] && is_run[1])) Py_RETURN_NONE;
+  py_routes_end();
+  if (PyErr_Occurred()) return NULL;
+  if (n < 2) Py_RETURN_NONE;
+  int is_empty = at[0].low == at[0].high || at[1].low == at[1].high;
+  int apart = is_empty || at[0].low >= at[1].high || at[1].low >= at[0].high;
+  if (!apart && !(at[0].is_run && at[1].is_run)) Py_RETURN_NONE;
   return PyBool_FromLong(!apart);
 }
 

@@ -242,6 +242,11 @@ int py_fast_path_holds(py_route* route);
 int py_fast_path_takes(py_route* route, DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable);
 
+/* Whether an array may be exported, as far as that can be said before: what the target takes is
+ * known, no switch is on and no early guard holds. GIL: needed; may run Python. Errors: 0 = ask
+ * Python, unless an exception is set. */
+int py_fast_path_is_open(py_route* route, PyObject* obj);
+
 /* Borrow an array for the length of a call: examined and checked as by py_fast_path_borrow with
  * DLX_COPIES | DLX_SHARES, and nothing is allocated. Owns: nothing; *out is good until Python code
  * runs or something else is borrowed. GIL: needed; may run Python. Errors: 0 = ask Python, unless

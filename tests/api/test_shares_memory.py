@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
 import mmap
 
 import pytest
 
 import dlx
 from dlx import errors
+from dlx._api import shares_memory as module
 from dlx._core import native
 from examples import examples
 
@@ -173,3 +176,112 @@ def test_arrays_of_python_objects_have_memory_as_well(np):
     """Their interface gives no width."""
     array = np.array([1, "a", None], object)
     assert dlx.shares_memory(array[1:], array[:2]) and not dlx.shares_memory(array[:1], array[1:])
+
+
+def python_path(a, b, monkeypatch):
+    """The answer, or the error, of the whole examination."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_overlap", lambda a, b: None)
+        return answer(a, b)
+
+
+def answer(a, b):
+    """Return what `shares_memory` says, or the class and text of its error."""
+    try:
+        return dlx.shares_memory(a, b)
+    except errors.DlxError as error:
+        return type(error), str(error)
+
+
+def buffers_of_one_block():
+    """Objects with buffers over the same 24 bytes, or over none of them; what owns the memory last."""
+    block = bytearray(range(24))
+    view = memoryview(block)
+
+    class Pair(ctypes.Structure):
+        _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_float))
+
+    class Either(ctypes.Union):
+        _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_float))
+
+    closed = memoryview(block)
+    closed.release()
+    return {
+        "all": view,
+        "read-only": view.toreadonly(),
+        "begin": view[:8],
+        "end": view[8:],
+        "nothing": view[8:8],
+        "even": view[::2],
+        "odd": view[1::2],
+        "reversed": view[::-1],
+        "middle, reversed": view[12:8:-1],
+        "numbers": view.cast("f"),
+        "table": view.cast("B", (4, 6)),
+        "scalar": view[:8].cast("B").cast("d", ()),
+        "letters": view.cast("c"),
+        "released": closed,
+        "floats of C": (ctypes.c_float * 2).from_buffer(block, 8),
+        "a table of C": (ctypes.c_short * 2 * 3).from_buffer(block, 4),
+        "nothing of C": (ctypes.c_float * 0)(),
+        "structures": (Pair * 2).from_buffer(block),
+        "unions": (Either * 2).from_buffer(block),
+        "other byte order": (ctypes.c_int.__ctype_be__ * 2).from_buffer(block),
+        "other": array.array("i", [1, 2]),
+        "empty": array.array("i"),
+        "text": array.array("u", "ab"),
+        "block": block,
+    }
+
+
+def test_buffers_are_looked_at_alike(monkeypatch):
+    """Whatever a buffer is, the answer in C is the one of the whole examination, errors included."""
+    some = buffers_of_one_block()
+    for a in some.values():
+        for b in some.values():
+            expected = python_path(a, b, monkeypatch)
+            assert answer(a, b) == expected
+            assert module._overlap(a, b) in (None, expected)
+    assert module._overlap(some["floats of C"], some["end"]) is True
+    assert module._overlap(some["floats of C"], some["begin"]) is False
+
+
+def test_a_buffer_is_held_for_the_call_only():
+    """A bytearray whose buffer somebody holds cannot grow."""
+    block = bytearray(8)
+    assert dlx.shares_memory(block, block) and dlx.shares_memory(memoryview(block), block)
+    block.extend(b"more")
+    with mmap.mmap(-1, 64) as pages:
+        assert dlx.shares_memory(pages, pages)  # and one with a buffer cannot be closed
+
+
+def test_arrays_of_jax_are_looked_at_alike(np, monkeypatch):
+    """Those whose dtype no buffer can say, those without elements, and those that are gone as well."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    one = jnp.arange(6, dtype="float32")
+    gone = jnp.ones(3)
+    gone.delete()
+    given = jnp.arange(6, dtype="float32") + 1
+    jax.jit(lambda x: x + 1, donate_argnums=0)(given)
+    some = [
+        one,
+        jnp.ones((2, 3)),
+        dlx.convert(one, to="numpy"),
+        dlx.convert(one, to="numpy")[::2],
+        memoryview(one),
+        jnp.zeros((0, 3)),
+        jnp.zeros(2, "bfloat16"),
+        jnp.zeros(2, "bool"),
+        jnp.zeros((), "complex64"),
+        jnp.zeros(4, "int4"),
+        jax.random.key(0),
+        gone,
+        given,
+    ]
+    for a in some:
+        for b in some:
+            expected = python_path(a, b, monkeypatch)
+            assert answer(a, b) == expected
+            assert module._overlap(a, b) in (None, expected)
+    assert module._overlap(one, some[2]) is True and module._overlap(one, some[1]) is False
