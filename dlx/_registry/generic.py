@@ -383,14 +383,9 @@ def takes_fast_path(adapter: Adapter, kind: type) -> bool:
     if base is None or given.subclasses is None:
         return False
     # What C asks an array must be what it asks those of the base: memory follows from the answers.
-    asked = {
-        given.detach,
-        given.owner,
-        "dtype",
-        *(each for guard in given.guards for each in (guard.ask, guard.resolve)),
-    }
-    own = (name for name in asked if name and getattr(kind, name, None) is not getattr(base, name, None))
-    return next(own, None) is None and given.subclasses(kind)
+    asked = {given.detach, given.owner, "dtype"}.union(*((guard.ask, guard.resolve) for guard in given.guards))
+    same = all(getattr(kind, name, None) is getattr(base, name, None) for name in asked if name)
+    return same and given.subclasses(kind)
 
 
 def _has_table(kind: type) -> bool:

@@ -267,7 +267,7 @@ def test_a_storage_too_small_for_its_tensor_is_refused(torch):
 def test_what_has_no_shape_yet_is_refused(torch, name, options, to):
     """A parameter or buffer of a lazy module, whatever is asked."""
     lazy = getattr(torch.nn.parameter, name)()
-    with pytest.raises(errors.ConversionError, match="not initialized yet. Run the module once first"):
+    with pytest.raises(errors.ConversionError, match="it is not initialized yet"):
         dlx.convert(lazy, to=to, **options)
 
 
