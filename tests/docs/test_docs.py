@@ -98,7 +98,7 @@ def with_code():
         if here(page, text):
             marks = [pytest.mark.slow] if name_of(page) in SLOW else []
             if "@torch.compile" in text:
-                marks.append(pytest.mark.gil("torch's compiler turns the GIL on with triton, and logs that it misses it"))
+                marks.append(pytest.mark.gil("torch's compiler turns the GIL on with triton, and misses it else"))
             yield pytest.param(page, marks=marks)
 
 
