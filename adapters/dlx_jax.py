@@ -479,7 +479,10 @@ class JaxAdapter(Adapter):
             "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
             lowers={"refuses": _UNTAKEN},
         ),
-        _proven("is_ready() of an array that was deleted kills the process; dlx asks is_deleted() before it"),
+        _proven(
+            "is_ready() of an array that was deleted kills the process; dlx asks is_deleted() before it",
+            before="0.11.2",
+        ),
         _proven("gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own"),
         KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",

@@ -535,7 +535,7 @@ class TorchAdapter(Adapter):
     known_issues = (
         _TO_2_9,
         _proven(
-            "from_dlpack aborts the process on negative strides",
+            "from_dlpack aborts the process on negative strides; from 2.14 on it raises",
             lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
         ),
         _proven(

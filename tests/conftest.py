@@ -26,6 +26,10 @@ sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the nex
 # the time of what trains with torch. OpenMP reads it where torch is imported, in processes of tests as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# torch's compiler, which much of torch imports, finds no triton: to import that would turn the GIL on.
+if FREE_THREADED:
+    sys.modules.setdefault("triton", None)
+
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
 os.environ["DLX_CUDA_DRIVER"] = NO_DRIVER

@@ -289,7 +289,8 @@ def test_doctor_lists_every_adapter():
         if each["status"] == "missing":
             assert "pip install" in each["cause"]
         elif name in ("numpy", "torch"):
-            assert each["version"] == __import__(name).__version__
+            version = __import__(name).__version__  # torch's may name its CUDA where what pip installed does not
+            assert each["version"] in (version, version.partition("+")[0])
 
 
 def test_doctor_tries_what_is_named(np):

@@ -136,10 +136,12 @@ def test_images_and_tables(np):
 
 
 def test_pandas(np):
-    """A column of a data frame is made of it."""
+    """An array and an index are made of it; a Series wants an iterable, so it takes what numpy makes of it."""
     pandas = pytest.importorskip("pandas")
     source = np.arange(3.0)
-    assert pandas.Series(dlx.convert(source, to="dlx")).tolist() == source.tolist()
+    tensor = dlx.convert(source, to="dlx")
+    for made_of in (pandas.array, pandas.Index, lambda each: pandas.Series(np.asarray(each))):
+        assert made_of(tensor).tolist() == source.tolist()
 
 
 def test_a_tensor_is_an_array_from_the_first_on(python):

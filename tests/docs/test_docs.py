@@ -96,7 +96,10 @@ def with_code():
     """Give the pages that have blocks to run here."""
     for page, text in READS.items():
         if here(page, text):
-            yield pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in SLOW else [])
+            marks = [pytest.mark.slow] if name_of(page) in SLOW else []
+            if "@torch.compile" in text:
+                marks.append(pytest.mark.gil("torch's compiler turns the GIL on with triton, and misses it else"))
+            yield pytest.param(page, marks=marks)
 
 
 def here(page, text):

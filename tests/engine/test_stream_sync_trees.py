@@ -264,6 +264,8 @@ def test_a_lazy_look_does_not_break_a_capture(cuda, lib_a, lib_b, side):
 def test_the_fast_path_leaves_devices_alone(cuda, np, torch, lib_b, source, to, kind, shape):
     """Types of the fast path, on a device: never touched by the host unordered; the bytes arrive from a busy stream."""
     pytest.importorskip("tvm_ffi")
+    if to == "torch" and torch.version.cuda:
+        pytest.skip("a torch for CUDA looks for a driver of its own; `make test-cuda` gives it the recording one")
     p = cuda.stream()
     address = cuda.alloc(8, 0, 2 if kind == "cuda" else 3)
     cuda.write(p, address, 8)

@@ -7,8 +7,6 @@ import pytest
 
 import dlx
 
-pytestmark = pytest.mark.gil("torch's compiler imports triton, which turns the GIL on")
-
 
 def in_a_graph(x):
     """Every conversion that is traced."""

@@ -1,5 +1,8 @@
 """torch's DataLoader with the two lines of docs/cookbook/dataloader.md: samples of any framework, and workers."""
 
+import subprocess
+import sys
+
 import pytest
 
 import dlx
@@ -38,27 +41,34 @@ def test_samples_of_jax(torch):
     assert images.dtype == torch.bfloat16 and images[:, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_workers(python, np, torch):
-    """The batches of worker processes come in order; in a process of its own, since they are forked."""
+SCRIPT = """
+import sys
+import ml_dtypes
+import numpy as np
+from torch.utils.data import DataLoader
+import dlx
+
+def collate(samples):
+    return [dlx.stack(column, to="torch") for column in zip(*samples, strict=True)]
+
+if __name__ == "__main__":
+    samples = [(np.full((2, 3), i, ml_dtypes.bfloat16), np.array(i)) for i in range(10)]
+    options = {"num_workers": 2, "multiprocessing_context": sys.argv[1]}
+    for images, labels in DataLoader(samples, batch_size=4, collate_fn=collate, **options):
+        print(images.dtype, tuple(images.shape), images[:, 1, 2].tolist(), labels.tolist())
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])  # by default before Python 3.14, and from it on
+def test_workers(np, torch, tmp_path, start):
+    """The batches of worker processes come in order, however these are started; a script, which some import again."""
     pytest.importorskip("ml_dtypes")
-    out = python(
-        """
-        import ml_dtypes
-        import numpy as np
-        from torch.utils.data import DataLoader
-        import dlx
-
-        def collate(samples):
-            return [dlx.stack(column, to="torch") for column in zip(*samples, strict=True)]
-
-        samples = [(np.full((2, 3), i, ml_dtypes.bfloat16), np.array(i)) for i in range(10)]
-        for images, labels in DataLoader(samples, batch_size=4, collate_fn=collate, num_workers=2):
-            print(images.dtype, tuple(images.shape), images[:, 1, 2].tolist(), labels.tolist())
-        """,
-        args=(),
-        imported=True,
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", start], capture_output=True, text=True, timeout=250, check=False
     )
-    assert out.splitlines() == [
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
         "torch.bfloat16 (4, 2, 3) [0.0, 1.0, 2.0, 3.0] [0, 1, 2, 3]",
         "torch.bfloat16 (4, 2, 3) [4.0, 5.0, 6.0, 7.0] [4, 5, 6, 7]",
         "torch.bfloat16 (2, 2, 3) [8.0, 9.0] [8, 9]",

@@ -23,7 +23,9 @@ import types
 from sanitized import SANITIZED
 
 SERVER = """
-import gc, importlib.util, json, os, socket, sys, warnings
+import gc, importlib.util, json, os, socket, sys, sysconfig, warnings
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    sys.modules["triton"] = None  # as in conftest.py
 path = sys.path[1:]
 sys.path[:0] = json.loads(sys.argv[3])
 for name in json.loads(sys.argv[2]):
