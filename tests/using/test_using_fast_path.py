@@ -59,7 +59,8 @@ class Turned(Unknown):
     def __init__(self):
         Turned.made += 1
         if Turned.made % 2 == 0:
-            self.__array_interface__ = np.arange(4, dtype="f4").__array_interface__
+            self.array = np.arange(4, dtype="f4")  # which the dict does not keep alive
+            self.__array_interface__ = self.array.__array_interface__
 
 
 def locked():
