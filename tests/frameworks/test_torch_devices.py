@@ -172,7 +172,8 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     )
     self._is_functional_tensor = lambda obj: False
     self.autograd = real.autograd
-    self.nn = types.SimpleNamespace(Parameter=type("Parameter", (Tensor,), {}))
+    parameter = types.SimpleNamespace(is_lazy=lambda obj: False)
+    self.nn = types.SimpleNamespace(Parameter=type("Parameter", (Tensor,), {}), parameter=parameter)
     self.Tensor = type("Tensor", (Tensor,), {"__module__": "build"})
 
     def empty(number=0):
