@@ -265,7 +265,7 @@ def test_the_fast_path_leaves_devices_alone(cuda, np, torch, lib_b, source, to, 
     """Types of the fast path, on a device: never touched by the host unordered; the bytes arrive from a busy stream."""
     pytest.importorskip("tvm_ffi")
     if to == "torch" and torch.version.cuda:
-        pytest.skip("a torch for CUDA looks for a driver of its own; `make test-cuda` gives it the recording one")
+        pytest.skip("a torch for CUDA looks for a driver of its own")
     p = cuda.stream()
     address = cuda.alloc(8, 0, 2 if kind == "cuda" else 3)
     cuda.write(p, address, 8)
