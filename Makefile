@@ -42,7 +42,7 @@ TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 EXTRA ?= test
 TESTABLE = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
 TAKES = four minutes on two cores
-TAKES_ALL = nine minutes on two cores
+TAKES_ALL = seven minutes on two cores
 SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
@@ -55,17 +55,17 @@ demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 # Many tests start Python, also where PYTHONDONTWRITEBYTECODE is set: dlx is compiled to byte code once. Files with few
 # tests are the slow ones: they are not left for the end. SLOW=1 adds the tests with the mark `slow`, and four times the
 # examples, as ARGS does, which picks tests.
-SLOWLY = $(filter 1,$(SLOW))
+WITH_SLOW = $(filter 1,$(SLOW))
 test: takes $(TESTABLE)
 	@$(BIN)/python -m compileall -q dlx adapters tests/support docs/tools
-	$(if $(SLOWLY)$(ARGS),,DLX_EXAMPLES=$${DLX_EXAMPLES:-500} )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SLOWLY)$(ARGS),,-m "not slow") $(ARGS)
+	$(if $(WITH_SLOW)$(ARGS),,DLX_EXAMPLES=$${DLX_EXAMPLES:-500} )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(WITH_SLOW)$(ARGS),,-m "not slow") $(ARGS)
 
 # What is run seldom leaves nothing out.
 test-all test-pythons test-debian test-old-numpy test-bare test-free-threaded test-sanitize without-gil: export SLOW = 1
 
 .PHONY: takes
 takes:
-	@echo "note: the tests take $(if $(SLOWLY),$(TAKES_ALL),$(TAKES)), once .venv is there; ARGS=\"-k name\" runs some, SLOW=1 all"
+	@echo "note: the tests take $(if $(WITH_SLOW),$(TAKES_ALL),$(TAKES)), once .venv is there; ARGS=\"-k name\" runs some, SLOW=1 all"
 
 # The property tests over many more examples (tests/support/examples.py), and threads for longer.
 DEEP = $(shell grep -rl "^from examples import" tests --include="test_*.py")

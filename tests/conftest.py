@@ -90,7 +90,7 @@ def _collect():
 _modules = 0
 
 
-def _is_much_new():
+def _has_many_new_objects():
     """Whether there are thousands of new objects: a collector of two generations does not count them, modules do."""
     global _modules
     if not FREE_THREADED:
@@ -102,7 +102,7 @@ def _is_much_new():
 @pytest.fixture(autouse=True)
 def no_leaks():
     """Every managed tensor that a test made or consumed is released when the test is over."""
-    if _is_much_new():
+    if _has_many_new_objects():
         _collect()
     elif native.live():
         gc.collect()

@@ -40,8 +40,7 @@ int dlx_make_huge(void* address, int64_t size) {
   for (size_t at = 0; at < huge; at += HUGE_PAGE) { /* what has no page yet is not collapsed */
     if (madvise(first + at, PAGE, POPULATE_WRITE) != 0) return -1;
   }
-  if (madvise(first, huge, COLLAPSE) != 0) return -1;
-  return madvise(first, (size_t)size, POPULATE_WRITE);
+  return madvise(first, huge, COLLAPSE);
 }
 
 static int write_all(int fd, struct iovec* parts, int n, int64_t at) {

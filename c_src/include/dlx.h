@@ -285,8 +285,8 @@ void* dlx_map(int fd, int64_t size, int mode);
 /* GIL: not needed. Errors: none. */
 void dlx_unmap(void* address, int64_t size);
 
-/* Give a mapping of a memfd, made to write for everybody, all of its pages: huge ones, but for the
- * rest that fills none. What was written before stays. GIL: not needed; callers release it.
+/* Give a mapping of a memfd, made to write for everybody, its huge pages, but for the rest that
+ * fills none. What was written before stays. GIL: not needed; callers release it.
  * Errors: -1 where the kernel makes none; some pages may be there then. */
 int dlx_make_huge(void* address, int64_t size);
 

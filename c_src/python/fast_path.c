@@ -591,7 +591,7 @@ static PyObject* without_graph(const py_route* r, PyObject* obj) {
 
 RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
   int asks = r->is_examined || (options & DLX_HOST_ONLY && !r->is_host_only);
-  /* A managed slot may wait for the array. */
+  /* A table without a borrow slot is not asked: its managed one may wait for the array. */
   int can_ask =
       r->type == &py_tensor_type || (r->exports && r->exports->dltensor_from_py_object_no_sync);
   if (options & DLX_COPIES || (asks && !(can_ask && is_on_host(r, obj)))) return NULL;

@@ -1,5 +1,5 @@
-/* Arrays over parts of one piece of memory, which numbers describe: what dlx.share writes; and what
- * dlx.attach makes of them, and a pickle, who believe nothing. */
+/* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes the numbers;
+ * dlx.attach, and reading a pickle, check them and make the arrays. */
 
 #include "route.h"
 
@@ -230,7 +230,8 @@ static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
   PyObject* made = PyBytes_FromStringAndSize(NULL, room * (Py_ssize_t)sizeof(int64_t));
   int64_t* to = made ? (int64_t*)PyBytes_AS_STRING(made) : NULL;
   for (Py_ssize_t i = 0; made && i < n; i++) {
-    const DLManagedTensorVersioned* managed = py_tensor_managed(PyList_GET_ITEM(tensors, i));
+    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    if (managed == NULL) return Py_DECREF(made), NULL;
     const DLTensor* t = &managed->dl_tensor;
     PyObject* other = PyList_GET_ITEM(strides, i);
     to[OFFSET] = PyLong_AsLongLong(PyList_GET_ITEM(offsets, i));

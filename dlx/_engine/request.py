@@ -11,6 +11,7 @@ from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.types import Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
+from dlx._protocols.dlpack import HOST
 from dlx._registry.array_like import is_array_like, not_readable, remedy
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import HELD, registry
@@ -26,8 +27,6 @@ __all__ = [
     "producer_of",
     "request_of",
 ]
-
-HOST = Device("cpu")
 
 
 def array_info(obj: Any) -> ArrayInfo:

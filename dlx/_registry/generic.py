@@ -148,6 +148,10 @@ class DLPackAdapter(Adapter):
         return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
 
 
+def _interface_tensor(obj: Any) -> Tensor:
+    return memory.array_interface(obj, obj.__array_interface__)
+
+
 class InterfaceAdapter(Described):
     """An object with ``__array_interface__``."""
 
@@ -156,11 +160,11 @@ class InterfaceAdapter(Described):
     fast_path = FastPath(
         types=("PIL.Image.Image",),
         subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
-        export=lambda obj: memory.array_interface(obj, obj.__array_interface__),
+        export=_interface_tensor,
     )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return memory.array_interface(obj, obj.__array_interface__)
+        return _interface_tensor(obj)
 
 
 def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:

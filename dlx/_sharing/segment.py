@@ -138,8 +138,8 @@ class Mapping:
         fd = segment.fd
         if mode == "write":
             segment.check()
-        if mode == "write" and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            fd = _open(os.getpid(), segment.fd, os.O_RDWR)
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                fd = _open(os.getpid(), segment.fd, os.O_RDWR)
         try:
             self._pages = _Pages(fd, segment.size, _MODES[mode])
         except OSError as error:

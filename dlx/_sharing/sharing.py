@@ -269,7 +269,7 @@ def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
             raise DlxError(f"it could not be copied: status {status}")
 
 
-MIN_MAPPED = 2 << 20  # bytes from which a copy into huge pages is faster than `write`
+MIN_MAPPED = 2 << 20  # bytes from which there may be huge pages
 _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
 MAX_NOTES = 20  # errors beside the first that are told
 
