@@ -1045,3 +1045,23 @@ def test_memory_whose_file_has_become_shorter_is_refused(python, np, tmp_path, s
             raise AssertionError("it was shared")
         """
     )
+
+
+def test_a_descriptor_that_was_closed_is_named(python, np):
+    """By the error of handles, also where the memory is mapped to be written to."""
+    python(
+        """
+        import os, dlx
+        from dlx._sharing.segment import new_segment
+
+        segment = new_segment(100, b"{}", b"")
+        kept = os.dup(segment.fd)
+        os.close(segment.fd)
+        try:
+            segment.mapping("write")
+        except dlx.errors.HandleError:
+            os.dup2(kept, segment.fd)  # it is closed with the segment
+        else:
+            raise AssertionError("it was mapped")
+        """
+    )
