@@ -108,8 +108,8 @@ def convert(
 
     A container is never written to. Attributes of a subclass of list, dict and the like stay as they are, except those
     that are items as well. Inside a container, buffers and numbers (numpy's too) pass through, as does whatever is no
-    array: `dlx.plan` lists it. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and
-    nothing was converted.
+    array: `dlx.plan` lists it. So a list of numbers comes back as a list: make an array of it first. An error says
+    where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
 
     Examples
     --------

@@ -234,7 +234,9 @@ class Plan(Shown, _Fields):
                 yield f"{type(error).__name__}: {error}"
 
     def _passing(self) -> Iterator[str]:
-        """Give a line for each type that passes through, with the first places."""
+        """Give a line for each type that passes through, with the first places; first of all, if there is no array."""
+        if self.passed and not self.leaves and self.error is None:
+            yield "nothing is converted: no array is in it. Of a list of numbers, numpy.array makes one."
         places: dict[str, list[str]] = {}
         for path, kind in self.passed:
             places.setdefault(kind, []).append(path)

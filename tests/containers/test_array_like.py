@@ -251,6 +251,7 @@ def test_a_plan_lists_what_passes_through():
     assert len(plan.leaves) == 1 and dlx.plan(tensor, to="dlx").passed == ()
     many = str(dlx.plan(list(range(9)), to="dlx"))
     assert many.endswith("passes through: int at obj[0], obj[1], obj[2], and 6 more")
+    assert "nothing is converted: no array is in it" in many and "nothing is converted" not in str(plan)
 
 
 # ---- real libraries --------------------------------------------------------------------------------------------------
