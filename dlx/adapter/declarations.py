@@ -101,8 +101,8 @@ class Capabilities:
         Whether it takes address 0 where there is no element, which DLPack allows.
     empty_extents
         What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
-        first 0 multiply to less than 2**64, or with ``"leading bytes"`` make less than 2**63 bytes; ``"bytes"`` all
-        that are not 0 make less than 2**63 bytes; ``"none"`` it takes no such array at all.
+        first 0 multiply to less than ``2**64``, or with ``"leading bytes"`` make less than ``2**63`` bytes;
+        ``"bytes"`` all that are not 0 make less than ``2**63`` bytes; ``"none"`` it takes no such array at all.
     narrows
         Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
     refusals

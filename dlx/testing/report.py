@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -211,13 +212,21 @@ def _promises(grades: Sequence[Grades], kind: str) -> str:
             marks = ["" if verdict is None else _mark(verdict) for verdict in found]
             rows.append([f"`{check.name}`", check.promise, check.severity, *marks])
     legend = "; ".join(f"*{name}*: {text}" for name, text in _COST.items())
-    return f"{_table(['', 'promise', 'costs', *(each.subject.name for each in grades)], rows)}\n\n{legend}."
+    promise = '<span class="sentence">promise</span>'  # which the site keeps wide
+    return f"{_table(['', promise, 'costs', *(each.subject.name for each in grades)], rows)}\n\n{legend}."
 
 
 def _mark(verdict: Verdict) -> str:
     if verdict.status == "keeps" and verdict.seen.startswith("refused"):
         return REFUSES
     return f"**{MARKS['breaks']}**" if verdict.status == "breaks" else MARKS[verdict.status]
+
+
+def _marked(sentence: str) -> str:
+    """Mark names with double underscores as code, which Markdown takes for bold words else."""
+    parts = sentence.split("`")
+    parts[::2] = [re.sub(r"[\w.]*__\w+__\w*(\(\))?", r"`\g<0>`", each) for each in parts[::2]]
+    return "`".join(parts)
 
 
 def _broken(grades: Grades) -> list[str]:
@@ -227,7 +236,7 @@ def _broken(grades: Grades) -> list[str]:
         if verdict is None or verdict.status not in ("breaks", "excepted"):
             continue
         source = f" ({check.see})" if check.see else ""
-        parts.append(f"**`{check.name}`**: {check.promise}{source}\n\n{_seen(verdict)}")
+        parts.append(f"**`{check.name}`**: {_marked(check.promise + source)}\n\n{_marked(_seen(verdict))}")
         parts.append(f"```python\n{grades.reproduction(check)}\n```")
     if len(parts) == 1:
         parts.append("Nothing.")

@@ -221,6 +221,25 @@ def test_no_code_is_without_a_fence():
         assert not after, f"{name_of(page)}: {after[0][0].strip()}"
 
 
+def test_names_and_powers_are_marked_as_code():
+    """Else Markdown drops their underscores and asterisks, and prints what is between them in bold."""
+    for page, text in READS.items():
+        text = re.sub(r"(?m)^ {4}.*$", "", prose(text))  # options of the reference's pages
+        assert bold_by_mistake(text) == [], name_of(page)
+    for path in sorted((ROOT / "dlx").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                lines = (ast.get_docstring(node) or "").splitlines()
+                text = "\n".join(line for line in lines if not line.startswith((" " * 8, ">>>", "...")))
+                assert len(bold_by_mistake(text)) < 2, f"{path}: {node}"  # one alone is no pair
+
+
+def bold_by_mistake(text):
+    """Give what Markdown would take for a mark of bold text, outside of code."""
+    text = re.sub(r"(`+)(?:(?!\1).)+\1", "", text, flags=re.DOTALL)
+    return re.findall(r"(?<![\w(])__\w+__(?!\w)|\d\*\*\d+", text)
+
+
 def test_contributing_lists_the_targets_of_make():
     """Each target that is meant to be called has a row, and each row is a target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
