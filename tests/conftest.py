@@ -26,6 +26,9 @@ sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the nex
 # the time of what trains with torch. OpenMP reads it where torch is imported, in processes of tests as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# jax compiles without optimization: a quarter of the time of what compiles many small functions once each.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 # torch's compiler, which much of torch imports, finds no triton: to import that would turn the GIL on.
 if FREE_THREADED:
     sys.modules.setdefault("triton", None)
@@ -46,7 +49,8 @@ def pytest_collection(session):
         return
     files = sorted((session.config.rootpath / "tests").glob("*/test_*.py"))
     for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
-        sys.path.insert(0, str(path.parent))  # as pytest does
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))  # as pytest does
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # as for all that pytest imports itself

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from pages import PAGES, ROOT, blocks, navigation
 
+pytestmark = pytest.mark.slow  # it is built for them
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
