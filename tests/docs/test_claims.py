@@ -21,7 +21,7 @@ def test_the_home_page_blames_a_library_for_what_it_breaks(module, promise):
     (row,) = re.findall(rf"^\| `{promise}` \|(.*)\|$", GRADES, re.MULTILINE)
     (header,) = {
         head
-        for head, rows in re.findall(r"^(\|  \| promise .*)\n((?:\|.*\n)+)", GRADES, re.MULTILINE)
+        for head, rows in re.findall(r"^(\|  \| .*promise.*)\n((?:\|.*\n)+)", GRADES, re.MULTILINE)
         if f"`{promise}`" in rows
     }
     names = [name.strip() for name in header.split("|")[2:-1]]
