@@ -53,12 +53,12 @@ demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
 
 # Many tests start Python, also where PYTHONDONTWRITEBYTECODE is set: dlx is compiled to byte code once. Files with few
-# tests are the slow ones: they are not left for the end. SLOW=1 adds the tests with the mark `slow`, and four times the
-# examples, as ARGS does, which picks tests.
+# tests are the slow ones: they are not left for the end. SLOW=1 adds the tests with the mark `slow`, four times the
+# examples, and the whole end of each process (tests/support/warm.py), as ARGS does, which picks tests.
 WITH_SLOW = $(filter 1,$(SLOW))
 test: takes $(TESTABLE)
 	@$(BIN)/python -m compileall -q dlx adapters tests/support docs/tools
-	$(if $(WITH_SLOW)$(ARGS),,DLX_EXAMPLES=$${DLX_EXAMPLES:-500} )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(WITH_SLOW)$(ARGS),,-m "not slow") $(ARGS)
+	$(if $(WITH_SLOW)$(ARGS),,DLX_EXAMPLES=$${DLX_EXAMPLES:-500} DLX_SHORT_EXIT=1 )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(WITH_SLOW)$(ARGS),,-m "not slow") $(ARGS)
 
 # What is run seldom leaves nothing out.
 test-all test-pythons test-debian test-old-numpy test-bare test-free-threaded test-sanitize without-gil: export SLOW = 1
