@@ -351,23 +351,21 @@ class Batch:
 
     def _reach(self, transfer: Transfer, device: Device | None) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
-        source, tensor = transfer.source, transfer.tensor
-        if not takes_stream(source):
+        if not takes_stream(transfer.source):
             return
-        if tensor is not None:
-            device = tensor.device
+        if transfer.tensor is not None:
+            device = transfer.tensor.device
         elif device is None and transfer.said is not None:
             device = transfer.info().device
         if device is not None and not host_readable(device):
             transfer.device = device
-            self.sync().reach(source, device)
+            self.sync().reach(device)
 
     def _preview(self, transfer: Transfer) -> None:
         """Decide about what is known without calling a producer; raise what is refused."""
-        before = transfer.before
         if transfer.tensor is not None:
             self.export(transfer)
-        elif before.outcome == "unknown" and (before.steps or not transfer.needs_export):
+        elif transfer.before.outcome == "unknown" and (transfer.before.steps or not transfer.needs_export):
             tensor = transfer.planned()
             if tensor is not None:
                 self.decided(transfer, tensor)

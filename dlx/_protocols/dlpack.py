@@ -46,7 +46,7 @@ def device_of(obj: Any) -> Device | None:
         return None
     try:
         answer = ask(obj)
-        if type(answer) is tuple and answer == HOST:
+        if type(answer) is tuple and answer == HOST and isinstance(answer[0], int) and isinstance(answer[1], int):
             return HOST
         if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
             place = Device(answer[0], 0)
