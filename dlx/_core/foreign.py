@@ -118,8 +118,8 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
     return any(cls is base for cls in _mro(kind) for base in every)
 
 
-class TypeCache(dict["weakref.ref[type]", Value]):
-    """Answers by class, for as long as the class lives, by a weak reference to a class that `is_key`."""
+class TypeCache(dict["weakref.ref[type] | None", Value]):
+    """Answers by class, for as long as the class lives, by a weak reference to a class that `is_key`; none for None."""
 
     def keep(self, kind: type, value: Value) -> Value:
         """Note what is known of a class, and return it; of one that cannot be a key nothing is kept."""

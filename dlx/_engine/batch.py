@@ -30,7 +30,7 @@ from dlx._engine.executor import (
     resolved,
 )
 from dlx._engine.plan import HOST, Copy, Relabel, Resolve
-from dlx._engine.planner import DEFERRED, Decision, Request, approach, check_copies, decide, deferred, explain
+from dlx._engine.planner import DEFERRED, Decision, Request, approach, as_it_is, check_copies, decide, deferred
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -236,7 +236,7 @@ class Batch:
     def _traced(self, transfer: Transfer) -> tuple[Any, ...]:
         """Return what is told of one array's conversion: it is described before the array is passed on."""
         before, tensor = transfer.before, transfer.tensor
-        chosen = before if tensor is None else self.decided(transfer, tensor, explain)
+        chosen = before if tensor is None else self.decided(transfer, tensor)
         nbytes = sum(step.nbytes for step in chosen.steps)
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
@@ -312,14 +312,15 @@ class Batch:
         """Decide what can be decided before any producer is called."""
         obj, source = transfer.obj, transfer.source
         try:
-            transfer.said, blockers, transfer.tensor, transfer.needs_export = source.describe(obj)
+            transfer.said, blockers, transfer.tensor, transfer.needs_export, device = source.describe(obj)
             later = None if source.map_chunks is None or not self._may_defer else deferred(obj, source, self.request)
             if later is not None:
                 transfer.before, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
                 transfer.before = approach(obj, source, blockers, transfer.info, self.request)
-            if transfer.before.outcome == "unknown" and (transfer.tensor is None or not transfer.tensor.is_host):
-                self._reach(transfer)
+            on_host = device == HOST if transfer.tensor is None else transfer.tensor.is_host
+            if transfer.before.outcome == "unknown" and not on_host:
+                self._reach(transfer, device)
         except DlxError:
             raise
         except Exception as error:
@@ -348,22 +349,23 @@ class Batch:
                 transfer.before = Decision((gather,), copies=True)
                 return
 
-    def _reach(self, transfer: Transfer) -> None:
+    def _reach(self, transfer: Transfer, device: Device | None) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
-        source, tensor = transfer.source, transfer.tensor
-        if not takes_stream(source):
+        if not takes_stream(transfer.source):
             return
-        device = tensor.device if tensor is not None else None if transfer.said is None else transfer.info().device
-        if device is not None and device != HOST and not host_readable(device):
+        if transfer.tensor is not None:
+            device = transfer.tensor.device
+        elif device is None and transfer.said is not None:
+            device = transfer.info().device
+        if device is not None and not host_readable(device):
             transfer.device = device
-            self.sync().reach(source, device)
+            self.sync().reach(device)
 
     def _preview(self, transfer: Transfer) -> None:
         """Decide about what is known without calling a producer; raise what is refused."""
-        before, info = transfer.before, transfer.known
         if transfer.tensor is not None:
             self.export(transfer)
-        elif before.outcome == "unknown" and (before.steps or info is None or info.shape is not None):
+        elif transfer.before.outcome == "unknown" and (transfer.before.steps or not transfer.needs_export):
             tensor = transfer.planned()
             if tensor is not None:
                 self.decided(transfer, tensor)
@@ -392,12 +394,13 @@ class Batch:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
         transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
-        transfer.decision = self.decided(transfer, transfer.tensor)
+        kept = as_it_is(transfer.tensor, before, source, self.request)
+        transfer.decision = self.decided(transfer, transfer.tensor) if kept is None else kept
 
-    def decided(self, transfer: Transfer, tensor: Tensor, by: Callable[..., Decision] = decide) -> Decision:
-        """Decide by `planner.decide`, or by `planner.explain`, with every step."""
+    def decided(self, transfer: Transfer, tensor: Tensor) -> Decision:
+        """Decide by `planner.decide`."""
         try:
-            decision = by(tensor, transfer.before, transfer.source, self.request, self.sync)
+            decision = decide(tensor, transfer.before, transfer.source, self.request, self.sync)
             if not tensor.is_host:
                 check_copies(decision, tensor)
             return decision

@@ -28,7 +28,7 @@ from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["DEFERRED", "Decision", "Request", "approach", "check_copies", "decide", "deferred", "explain", "is_inside"]
+__all__ = ["DEFERRED", "Decision", "Request", "approach", "as_it_is", "check_copies", "decide", "deferred", "is_inside"]
 
 
 class Request(NamedTuple):
@@ -222,23 +222,11 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
-def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
-    """Decide what is done with an exported array, after the steps of `approach`.
+def as_it_is(tensor: Tensor, before: Decision, source: Adapter, request: Request) -> Decision | None:
+    """Return the decision where the consumer takes the memory as it is, and nothing is asked for; else None.
 
-    Nearly always nothing: the consumer takes the memory as it is, and is asked for nothing else. Then no more is said
-    than that; `explain` says it in full.
-
-    Raises
-    ------
-    DlxError
-        If it cannot be converted, or the options forbid what is needed.
+    That is nearly always so. No more is said than that: `decide` says it in full.
     """
-    plain = _plain(tensor, before, source, request)
-    return plain if plain is not None else _Decider(tensor, before, source, request, sync).decision()
-
-
-def _plain(tensor: Tensor, before: Decision, source: Adapter, request: Request) -> Decision | None:
-    """Return the decision where the consumer takes the memory as it is, and nothing is asked for; else None."""
     target = request.target
     if (
         not before.steps
@@ -262,16 +250,21 @@ def check_copies(decision: Decision, tensor: Tensor) -> None:
         check_gaps(tensor, copies[0].keep_order)
 
 
-def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
-    """Decide as `decide` does, with every step; the device of the result too, where it is not the array's own.
+def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
+    """Decide what is done with an exported array, after the steps of `approach`; and where the result will be.
 
     For host memory that only depends on layout, alignment and options: the decision is kept with the target.
+
+    Raises
+    ------
+    DlxError
+        If it cannot be converted, or the options forbid what is needed.
     """
     target = request.target
     if not tensor.is_host or before.steps or request.stream is not None:
         return _Decider(tensor, before, source, request, sync).decision()
     if not (target.adapter.immutable or tensor.flags & IS_COPIED):
-        plain = _plain(tensor, before, source, request)
+        plain = as_it_is(tensor, before, source, request)
         if plain is not None:
             return plain
     dtype, shape, address = tensor.dtype, tensor.shape, tensor.data_ptr

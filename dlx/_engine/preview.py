@@ -12,7 +12,7 @@ from dlx._engine.batch import UNDECIDED, Batch, Transfer
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import exported
 from dlx._engine.plan import Plan
-from dlx._engine.planner import Decision, Request, approach, explain
+from dlx._engine.planner import Decision, Request, approach, decide
 from dlx._engine.streams import StreamSync
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -36,7 +36,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
         if source is target.source:
             decision = _approach_described(obj, source, info, request)
         if decision.outcome == "unknown":
-            decision = explain(tensor, decision, source, request, _no_sync)
+            decision = decide(tensor, decision, source, request, _no_sync)
     except MemoryError:
         raise
     except Exception:  # said again, in full
@@ -88,7 +88,7 @@ def _decided(batch: Batch, transfer: Transfer, probe: bool) -> Decision:
         return before
     if transfer.tensor is None and (transfer.said is None or transfer.info().shape is None):
         transfer.tensor = tensor  # it is described by what was exported
-    return batch.decided(transfer, tensor, explain)
+    return batch.decided(transfer, tensor)
 
 
 def plan_tree(

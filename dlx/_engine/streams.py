@@ -124,10 +124,8 @@ class StreamSync:
 
     # ---- from the producer ------------------------------------------------------------------------------------------
 
-    def reach(self, source: Adapter, device: Device | None) -> None:
-        """Raise a DeviceError if work on the producer's device cannot be ordered, before the producer is called."""
-        if device is None or host_readable(device) or not takes_stream(source):
-            return
+    def reach(self, device: Device) -> None:
+        """Raise a DeviceError if work on a device cannot be ordered, before its producer is called."""
         if cuda.is_cuda(device):
             try:
                 cuda.require()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 from dlx._core import native
 from dlx._core.extension import lib
-from dlx._core.foreign import TypeCache, class_name, cut, foreign_error, message_of
+from dlx._core.foreign import TypeCache, class_name, cut, foreign_error, is_key, message_of
 from dlx._core.native import Tensor
 from dlx._core.types import Device, host_readable
 from dlx.errors import DlxError, ProtocolError
@@ -18,10 +19,21 @@ __all__ = ["device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
 
-# A type's __dlpack__ and the keywords that it takes -> whether it insists on them; None where its signature cannot be
-# read. Weak: types may go. The function is compared, since a type may be given another one.
-_keywords: TypeCache[tuple[Any, dict[str, bool] | None]] = TypeCache()
+
+class _Signature(NamedTuple):
+    """How ``__dlpack__`` of a type is called."""
+
+    function: Any
+    """What stands in the class: it stays the same object, while its descriptor may make a new one each time."""
+    keywords: dict[str, Any] | None
+    """What is sent where no stream is; None where only a call can tell."""
+    takes_stream: bool
+
+
+_signatures: TypeCache[_Signature] = TypeCache()
+_ON_HOST = {"max_version": MAX_VERSION}
 _ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
+"""Keywords of the standard, none of which the producer insists on."""
 
 
 def device_of(obj: Any) -> Device | None:
@@ -34,6 +46,8 @@ def device_of(obj: Any) -> Device | None:
         return None
     try:
         answer = ask(obj)
+        if type(answer) is tuple and answer == HOST and isinstance(answer[0], int) and isinstance(answer[1], int):
+            return HOST
         if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
             place = Device(answer[0], 0)
             answer = place if host_readable(place) else answer
@@ -98,41 +112,27 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     `TypeError` raised inside a producer is never taken for an old signature; only where it cannot be read may the
     very first call be repeated, and only on "unexpected keyword argument".
     """
-    wanted: dict[str, Any] = {"max_version": MAX_VERSION}
-    if stream is not None:
-        wanted["stream"] = stream
     try:
-        capsule = _call(obj, wanted)
+        answer = native.producer_answer(obj)
+        if answer is not None and stream is None:  # the fast path has called it
+            capsule = _answered(*answer)
+        else:
+            function, keywords, takes_stream = _signature_of(type(obj))
+            if keywords is None:
+                capsule = _called_first(obj, function, {} if stream is None else {"stream": stream})
+            elif stream is None or not takes_stream:
+                capsule = obj.__dlpack__(**keywords)
+            else:
+                capsule = obj.__dlpack__(**keywords | {"stream": stream})
     except DlxError:
         raise
     except Exception as error:
         raise foreign_error("its __dlpack__ raised", error) from error
+    finally:
+        answer = None  # else what was raised keeps itself, by the frame in its traceback
     if native.capsule_state(capsule) is None:
         raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
     return native.capsule_claim(capsule)
-
-
-def _call(obj: Any, wanted: dict[str, Any]) -> Any:
-    answer = native.producer_answer(obj)
-    if answer is not None and "stream" not in wanted:  # it was called without one
-        try:
-            return _answered(*answer)
-        finally:
-            answer = None  # else what is raised keeps itself, by the frame in its traceback
-    kind: Any = type(obj)
-    accepted = _learnt(kind)
-    if accepted is not None:
-        return obj.__dlpack__(**_sent(accepted, wanted))
-    function = _own_function(kind)
-    try:
-        capsule = obj.__dlpack__(**wanted)
-    except TypeError as error:
-        if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
-            raise
-        _keywords.keep(kind, (function, {"stream": False}))
-        return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
-    _keywords.keep(kind, (function, _ALL))
-    return capsule
 
 
 def _answered(obj: Any, given: Any, raised: Exception | None) -> Any:
@@ -145,31 +145,43 @@ def _answered(obj: Any, given: Any, raised: Exception | None) -> Any:
         del raised  # this frame is in its traceback, and would keep it, and all that it holds, alive
 
 
+def _called_first(obj: Any, function: Any, stream: dict[str, int]) -> Any:
+    """Return what ``__dlpack__`` gives whose signature cannot be read, and learn which keywords it takes."""
+    try:
+        capsule = obj.__dlpack__(max_version=MAX_VERSION, **stream)
+    except TypeError as error:
+        if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
+            raise
+        _learn(type(obj), function, {"stream": False})
+        return obj.__dlpack__(**stream)
+    _learn(type(obj), function, _ALL)
+    return capsule
+
+
 def keywords_of(kind: Any) -> dict[str, Any] | None:
     """Return what ``__dlpack__`` of a type is called with on the host; None where only a call can tell."""
-    accepted = None if _own_function(kind) is None else _learnt(kind)
-    return None if accepted is None else _sent(accepted, {"max_version": MAX_VERSION})
+    return _signature_of(kind).keywords
 
 
-def _learnt(kind: Any) -> dict[str, bool] | None:
-    """Return the keywords that ``__dlpack__`` of a type takes; None where its signature cannot be read."""
-    function = _own_function(kind)
-    learnt = _keywords.find(kind)
-    if learnt is None or learnt[0] is not function:
-        learnt = _keywords.keep(kind, (function, _read_keywords(kind.__dlpack__)))
-    return learnt[1]
-
-
-def _sent(accepted: dict[str, bool], wanted: dict[str, Any]) -> dict[str, Any]:
-    return {name: wanted.get(name) for name, must in accepted.items() if must or name in wanted}
-
-
-def _own_function(kind: type) -> Any:
-    """Return what stands in the class, which stays the same object, and not what its descriptor makes of it."""
+def _signature_of(kind: Any) -> _Signature:
+    """Return how ``__dlpack__`` of a type is called, read once for each function that stands in the class."""
+    function = None
     for cls in kind.__mro__:
         if "__dlpack__" in cls.__dict__:
-            return cls.__dict__["__dlpack__"]
-    return None
+            function = cls.__dict__["__dlpack__"]
+            break
+    known = _signatures.get(ref(kind)) if type(kind) is type or is_key(kind) else None
+    if known is None or known.function is not function:
+        known = _learn(kind, function, None if function is None else _read_keywords(kind.__dlpack__))
+    return known
+
+
+def _learn(kind: type, function: Any, accepted: dict[str, bool] | None) -> _Signature:
+    """Note which keywords a function takes, and whether it insists on them; None where that cannot be read."""
+    if accepted is None:
+        return _signatures.keep(kind, _Signature(function, None, False))
+    keywords = {name: _ON_HOST.get(name) for name, must in accepted.items() if must or name in _ON_HOST}
+    return _signatures.keep(kind, _Signature(function, keywords, "stream" in accepted))
 
 
 def _read_keywords(function: Any) -> dict[str, bool] | None:

@@ -139,13 +139,18 @@ class DLPackAdapter(Adapter):
     package = "builtins"
     fast_path = FastPath(types=())
 
+    export = staticmethod(dlpack.export)
+
     def describe(self, obj: Any) -> Description:
         reason = dlpack.why_no_numbers(obj)
-        fix = "Convert its elements to numbers in its own framework first."
-        return Description(functools.partial(self._info, obj), (Blocker(reason, fix, DTypeError),) if reason else ())
+        if reason:
+            fix = "Convert its elements to numbers in its own framework first."
+            return Description(lambda: self._info(obj, dlpack.device_of(obj)), (Blocker(reason, fix, DTypeError),))
+        device = dlpack.device_of(obj)
+        return Description(functools.partial(self._info, obj, device), needs_export=True, device=device)
 
-    def _info(self, obj: Any) -> ArrayInfo:
-        return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
+    def _info(self, obj: Any, device: Device | None) -> ArrayInfo:
+        return ArrayInfo(self.name, type_name(type(obj)), device=device, protocols=("__dlpack__",))
 
 
 def _interface_tensor(obj: Any) -> Tensor:
@@ -330,14 +335,14 @@ def generic_array_adapter(obj: Any) -> Adapter | None:
     ``__array__`` alone is never used: it may copy or move without saying.
     """
     kind = type(obj)
-    if is_proxy(kind):  # it forwards to an object that it does not keep alive
-        return None
     if kind is _PY_CAPSULE:
         return CAPSULE
     if kind is Deferred:
         return DEFERRED
     if hasattr(kind, "__dlpack__"):
         return DLPACK
+    if is_proxy(kind):  # it forwards to an object that it does not keep alive
+        return None
     if _has_table(kind):
         return EXCHANGE
     if _offers(obj, "__cuda_array_interface__"):

@@ -59,7 +59,7 @@ class ModuleAdapter(Adapter):
         return (self.kind,)
 
     def describe(self, obj: Any) -> Description:
-        return Description(blockers=self.generic.describe(obj).blockers)
+        return self.generic.describe(obj)._replace(info=None)
 
     def capabilities(self) -> Capabilities:
         return self.stated

@@ -160,11 +160,12 @@ class Registry:
         kind = type(obj)
         producers = self._producers
         try:
-            adapter = producers.get(ref(kind)) if type(kind) is type or is_key(kind) else None
+            key = ref(kind) if type(kind) is type or is_key(kind) else None
+            adapter = producers.get(key)
             if adapter is None:
                 # A framework may claim the type once more is imported, or registered with an abstract base class.
                 now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
-                if unclaimed.find(kind) != now:
+                if unclaimed.get(key) != now:
                     adapter = self._find(kind)
                     if adapter is None:
                         unclaimed.keep(kind, now)

@@ -269,12 +269,15 @@ class Description(NamedTuple):
         where there are blockers, or the export calls the producer.
     needs_export
         Whether an export may give something else than `info` says, as that of a subclass with its own ``__dlpack__``.
+    device
+        Where its memory is, where that is known sooner than `info`. None: `tensor` or `info` says it.
     """
 
     info: Any = None
     blockers: tuple[Blocker, ...] = ()
     tensor: Tensor | None = None
     needs_export: bool = False
+    device: Device | None = None
 
 
 @set_module("dlx.adapter")

@@ -69,7 +69,7 @@ EXTENTS = {
 """Values of `Capabilities.empty_extents`, with what C calls them."""
 
 ALIGNMENTS = tuple(1 << power for power in range(13))
-"""What an address can be asked to be a multiple of: a page at most, by which decisions are kept (`planner.explain`)."""
+"""What an address can be asked to be a multiple of: a page at most, by which decisions are kept (`planner.decide`)."""
 
 
 @set_module("dlx.adapter")

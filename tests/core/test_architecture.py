@@ -251,7 +251,7 @@ def test_convert_and_plan_take_the_same_options():
 def test_one_conversion_by_the_python_path_is_short(np, torch):
     """A numpy array on its way to torch, outside of the fast path."""
     calls, files = calls_of.conversion()
-    assert len(calls) <= 30, calls
+    assert len(calls) <= 23, calls
     assert len(files) <= 9, files
 
 
@@ -265,8 +265,8 @@ def test_one_conversion_of_an_unknown_producer_is_short(np, torch):
 def test_one_conversion_of_an_unknown_producer_by_the_python_path(np, torch):
     """The same with an option that the fast path leaves to Python; two of the calls are its own, one is torch's."""
     calls, files = calls_of.conversion(calls_of.Producer)
-    assert len(calls) <= 49, calls
-    assert len(files) <= 14, files
+    assert len(calls) <= 30, calls
+    assert len(files) <= 10, files
 
 
 def test_tests_share_helpers_in_support_only():

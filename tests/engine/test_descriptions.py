@@ -161,6 +161,20 @@ def test_nothing_is_made_unresizable_or_called_by_a_plan(np, torch):
     assert tensor.untyped_storage().resizable()
 
 
+def test_a_kept_decision_copies_each_array_anew(np, torch):
+    """Conversions by the Python path run what a plan, or an earlier one of the same layout, has decided."""
+    convert = dlx.convert.__wrapped__
+    arrays = [np.full(5, n, "f4")[::-1] for n in range(3)]
+    assert dlx.plan(arrays[0], to="torch").outcome == "copied"
+    made = [convert(array, to="torch") for array in (*arrays, arrays[0])]
+    assert [each.tolist() for each in made] == [[n] * 5 for n in (0, 1, 2, 0)]
+    assert len({each.data_ptr() for each in made}) == 4
+    made[3][:] = 9
+    assert (made[0].tolist(), arrays[0].tolist()) == ([0] * 5, [0] * 5)
+    with pytest.raises(dlx.errors.CopyRequiredError):
+        convert(arrays[0], to="torch", copy=False)
+
+
 def own_tree(np, monkeypatch):
     """An array that says itself what it holds."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import enum
 import gc
 import sys
 import threading
@@ -82,11 +83,14 @@ def test_both_paths_agree(np, to, options):
 
 def test_a_producer_is_asked_the_same_in_the_same_order(np):
     """The dtype, the device, the capsule: as the Python path asks."""
-    fast, by_python = Producer(np.ones(3)), Producer(np.ones(3))
+    fast, by_python, planned, *many = [Producer(np.ones(3)) for _ in range(5)]
     dlx.convert(Producer(np.ones(3)), to="numpy")
     dlx.convert(fast, to="numpy")
     slow(by_python, to="numpy")
-    assert fast.asked == by_python.asked == ["dtype", "device", ("__dlpack__", None, (1, 3), None, None)]
+    dlx.plan(planned, to="numpy")
+    slow(many, to="numpy", strict=True)
+    once = ["dtype", "device", ("__dlpack__", None, (1, 3), None, None)]
+    assert [each.asked for each in (fast, by_python, planned, *many)] == [once] * 5
 
 
 ANSWERS = {
@@ -143,7 +147,14 @@ def test_interrupts_pass(np, error, where):
             dlx.convert([Producer(np.ones(3)), Interrupted(np.ones(3))], to="dlx")
 
 
+class Kind(enum.IntEnum):
+    """Device types, as torch names them."""
+
+    HOST = 1
+
+
 DEVICES = [(1, 0), (1, 1), (2, 0), (1, None), [1, 0], (True, 0), (1.0, 0), (1,), None, (1 << 70, 0), ("1", 0)]
+DEVICES += [(Kind.HOST, 0), (1, 0.0)]
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
@@ -155,6 +166,9 @@ def test_devices_that_producers_name(np, device):
             return device
 
     agree(lambda: Placed(np.ones(3)), "dlx")
+    if isinstance(device, tuple) and float in map(type, device):  # equal to the host's, and no numbers of DLPack
+        with pytest.raises(errors.ProtocolError, match="is not a device"):
+            slow(Placed(np.ones(3)), to="dlx")
 
 
 def test_elements_that_are_no_numbers(np):
