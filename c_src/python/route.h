@@ -102,7 +102,6 @@ typedef struct py_route {
                   have been at work on a device before */
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
-  PyObject* copy; /* copy(array) of one that is in its framework already; strong, or NULL */
   int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];
   dlx_guard_function quick; /* answers further guards in C; NULL = there is none */
@@ -122,6 +121,7 @@ typedef struct py_route {
   unsigned leaves; /* options of a call that are left to Python */
   dlx_capabilities accepts;
   _Atomic py_plain plain;
+  PyObject* copy; /* copy(array) of one that is in its framework already; strong, or NULL */
 } py_route;
 
 /* ---- python/route_read.c --------------------------------------------------------------------- */

@@ -148,8 +148,7 @@ def test_trees_with_options(np, torch, options):
             assert found["a"][0] is found["a"][1] and found["b"][1] == 3
             shared = dlx.shares_memory(found["a"][0], array), dlx.shares_memory(found["b"][0], tree["b"][0])
             assert shared == ((False, False) if options.get("copy") else (True, True))
-    inside = options.get("copy") is True  # made by torch's own copy
-    assert (in_c(tree, to="torch", **options) is NotImplemented) == inside
+    assert in_c(tree, to="torch", **options) is not NotImplemented
     if "detach" in options:
         assert not in_c([grad], to="torch", **options)[0].requires_grad
         assert not in_c([grad], to="numpy", **options)[0].flags.owndata
