@@ -417,11 +417,12 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
 
 
 def _is_ready(obj: Any) -> bool:
-    """Return whether an array is there, and has its values: one question at once, since jax dies of the second one.
+    """Return whether nobody would wait for an array: it is deleted, which its export says, or has its values.
 
-    No other thread runs between the calls of `map`.
+    One question at once, since jax dies of the second one about a deleted array. No other thread runs between the calls
+    of `map`.
     """
-    return any(map(operator.call, (obj.is_deleted, obj.is_ready))) and not obj.is_deleted()
+    return any(map(operator.call, (obj.is_deleted, obj.is_ready)))
 
 
 _type_name = functools.cache(type_name)  # of jax's own class, which lives as long as jax
@@ -430,21 +431,7 @@ _type_name = functools.cache(type_name)  # of jax's own class, which lives as lo
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     """Return the description of an array of the host of which there is a tensor: less is asked of it."""
     exact: Any = type(obj)
-    nbytes, kind = tensor.nbytes, _type_name(exact)
-    return ArrayInfo(
-        framework,
-        kind,
-        tensor.dtype,
-        tensor.dtype.name,
-        tensor.shape,
-        tensor.strides,
-        HOST,
-        nbytes,
-        True,
-        tensor.data_ptr if nbytes else 0,
-        kind,
-        ("__dlpack__",),
-    )
+    return ArrayInfo.of_tensor(tensor, framework, _type_name(exact), ("__dlpack__",))
 
 
 class JaxAdapter(Adapter):

@@ -268,8 +268,10 @@ def _keeps_memory(kind: Any) -> bool:
 
 
 def _exchange() -> Any:
-    """Return torch's own table, which its subclasses do not carry themselves."""
-    return sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
+    """Return torch's own table, which its subclasses do not carry themselves, or that of `_dlx_torch` over it."""
+    import _dlx_torch
+
+    return _dlx_torch.exchange_table(sys.modules["torch"].Tensor.__dlpack_c_exchange_api__, [])
 
 
 def _guarded(obj: Any, writable: bool) -> Any:
@@ -297,6 +299,9 @@ def _guard_function() -> tuple[Any, frozenset[str]] | None:
             said = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
             if _dlx_torch.answers(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
                 return None
+        names = DTYPES.known() - {"complex32"}  # torch warns of it
+        samples += [torch.empty(3, dtype=DTYPES.to_native(DType(name)), device="cpu") for name in names]
+        _dlx_torch.exchange_table(torch.Tensor.__dlpack_c_exchange_api__, samples)
     return function, frozenset({"requires_grad", "is_neg", "is_conj", OWNER_BOUNDS})
 
 
@@ -420,16 +425,12 @@ def _eval_shape(function: Any, specs: Any) -> Any:
     kept = [tensor for each in made if (tensor := each()) is not None]
     if kept:
         keeper, tensor = next(((name, each) for each in kept if (name := _keeper(each))), ("", kept[0]))
+        shown = f"{DTYPES.from_native(tensor.dtype)}{list(tensor.shape)}"
         raise ConversionError(
-            f"the function keeps a tensor of its trial without data ({_shown(tensor)}{keeper}), "
-            "where later calls would find it",
+            f"the function keeps a tensor of its trial without data ({shown}{keeper}), where later calls would find it",
             fix="Say result_like=, so that it is not tried; what it does not write anew in each call, reset first.",
         )
     return found
-
-
-def _shown(tensor: Any) -> str:
-    return f"{DTYPES.from_native(tensor.dtype)}{list(tensor.shape)}"
 
 
 def _keeper(tensor: Any) -> str:
@@ -609,7 +610,8 @@ class TorchAdapter(Adapter):
             return _refuse("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
         if obj._is_zerotensor():
             return _refuse("it is a zero tensor of autograd without data", "Call .clone() on it first.")
-        if torch.autograd.forward_ad._current_level >= 0 and _tangent(torch, obj) is not None:
+        forward = torch.autograd.forward_ad
+        if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
             return _refuse(
                 "it carries a forward-mode tangent, which would be lost",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
@@ -742,10 +744,6 @@ def _graph(obj: Any) -> tuple[Blocker, ...]:
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
     return Blocker(because, fix, error, no_copy=no_copy)
-
-
-def _tangent(torch: Any, obj: Any) -> Any:
-    return torch.autograd.forward_ad.unpack_dual(obj).tangent
 
 
 def _address(torch: Any, obj: Any) -> int:

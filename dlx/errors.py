@@ -180,7 +180,7 @@ class DlxError(Exception):
         Where the call that was made has no such option: how the sentence about `option` ends.
     details
         Ends of the reason that differ from one array, or from one version of a framework, to the next, as pairs (what
-        it is, text): ``(("address", ", found address 0x10"),)``.
+        it is, text): ``(("alignment", ", found 16"),)``.
     sharing
         Whether sharing memory was demanded (``copy=False``).
 

@@ -589,12 +589,26 @@ static PyObject* without_graph(const py_route* r, PyObject* obj) {
   return plain;
 }
 
+/* An array of the target framework, copied there where nothing blocks its export. Owns: new
+ * reference. Errors: NULL, as py_fast_path_route. */
+RARE PyObject* copied(py_route* r, PyObject* obj) {
+  uint32_t resolvable = 0;
+  if (r->copy == NULL || r->is_managed || !py_fast_path_is_open(r, obj)) return NULL;
+  DLManagedTensorVersioned* made = borrow_clear(r, obj, DLX_COPIES, &resolvable);
+  if (made == NULL) return NULL;
+  dlx_managed_release(made);
+  PyObject* copy = resolvable ? NULL : PyObject_CallOneArg(r->copy, obj);
+  if (copy == NULL) py_error_forget();
+  return copy;
+}
+
 RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
+  if (options & DLX_COPIES) return options & DLX_DETACHES ? NULL : copied(r, obj);
   int asks = r->is_examined || (options & DLX_HOST_ONLY && !r->is_host_only);
   /* A table without a borrow slot is not asked: its managed one may wait for the array. */
   int can_ask =
       r->type == &py_tensor_type || (r->exports && r->exports->dltensor_from_py_object_no_sync);
-  if (options & DLX_COPIES || (asks && !(can_ask && is_on_host(r, obj)))) return NULL;
+  if (asks && !(can_ask && is_on_host(r, obj))) return NULL;
   return options & DLX_DETACHES ? without_graph(r, obj) : Py_NewRef(obj);
 }
 

@@ -121,6 +121,7 @@ typedef struct py_route {
   unsigned leaves; /* options of a call that are left to Python */
   dlx_capabilities accepts;
   _Atomic py_plain plain;
+  PyObject* copy; /* copy(array) of one that is in its framework already; strong, or NULL */
 } py_route;
 
 /* ---- python/route_read.c --------------------------------------------------------------------- */

@@ -10,7 +10,6 @@ from dlx._api.convert import convert
 from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
-from dlx._core.foreign import TypeCache
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tracebacks import public
@@ -25,7 +24,7 @@ from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx.adapter.base import Adapter, look_up
+from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 
 if TYPE_CHECKING:
@@ -111,22 +110,14 @@ def _in_c(objs: list[Any], to: str) -> Tensor | None:
     target, borrow = registry.target(to), cast("FastPathFunction", convert)._borrow
     if target.varies:
         return None
-    tensors: list[Tensor] | None = []
-    exports: dict[int, Any] = {}  # by the address of a type: it may be no key
-    kind = export = None
     try:
-        for obj in objs:
-            if type(obj) is not kind:
-                kind = type(obj)
-                if id(kind) not in exports:
-                    exports[id(kind)] = _export_of(kind)
-                export = exports[id(kind)]
-            tensor = borrow(obj, TENSOR.name, True) if export is None else export(obj)
+        tensors = [] if hasattr(type(objs[0]), "__dlpack__") else _interfaces(objs)
+        for obj in objs if not tensors else ():
+            tensor = borrow(obj, "dlx", True)
             if tensor is None:
-                tensors = None if tensors else _interfaces(objs)
-                break
-            tensors.append(tensor)  # type: ignore[union-attr]
-        if tensors is None or not tensors[0].is_host:
+                return None
+            tensors.append(tensor)
+        if not tensors[0].is_host:
             return None
         if len(tensors) == 1 < len(objs):  # they are stacked already
             return None if target.check(tensors[0]) else tensors[0]
@@ -138,34 +129,15 @@ def _in_c(objs: list[Any], to: str) -> Tensor | None:
     return whole if isinstance(whole, Tensor) else None
 
 
-_exports: TypeCache[tuple[int, Any]] = TypeCache()  # type -> (generation of the registry, what `_find_export` gave)
-
-
-def _export_of(kind: type) -> Any:
-    """Return the function that exports arrays of an exact type, where its adapter has no other way and asks nothing."""
-    known = _exports.find(kind)
-    if known is None or known[0] != registry.generation:
-        known = _exports.keep(kind, (registry.generation, _find_export(kind)))
-    return known[1]
-
-
-def _find_export(kind: type) -> Any:
-    adapter = registry.knows(kind)
-    given = adapter.fast_path if adapter is not None else None
-    if given is None or given.export is None or given.exchange is not None or given.guards or given.guard_function:
-        return None
-    return given.export if any(look_up(name) is kind for name in given.types) else None
-
-
-def _interfaces(objs: list[Any]) -> list[Tensor] | None:
-    """Return the tensors of objects of one type with an array interface, or the one that they make together.
+def _interfaces(objs: list[Any]) -> list[Tensor]:
+    """Return the tensors of objects of one type with an array interface, or the one that they make; else nothing.
 
     Each is asked once, since some write their elements out then, as pillow's images do: where all say the same of as
     many bytes, these are what is stacked.
     """
     kind = type(objs[0])
-    if any(type(obj) is not kind for obj in objs) or registry.producer(objs[0]) is not INTERFACE:
-        return None
+    if registry.producer(objs[0]) is not INTERFACE or any(type(obj) is not kind for obj in objs):
+        return []
     said = [obj.__array_interface__ for obj in objs]
     one, first = memory.array_interface(objs[0], said[0]), said[0]
     if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:

@@ -75,8 +75,8 @@ class ArrayInfo(Shown, _Fields):
     @classmethod
     def of_tensor(cls, tensor: Tensor, framework: str, kind: type | str, protocols: tuple[str, ...] = ()) -> ArrayInfo:
         """Return the description of a tensor, with framework and type (or its name) of the object that it came from."""
-        name, dtype = kind if isinstance(kind, str) else type_name(kind), tensor.dtype
-        return cls(
+        name, dtype, nbytes = kind if isinstance(kind, str) else type_name(kind), tensor.dtype, tensor.nbytes
+        fields = (
             framework,
             name,
             dtype,
@@ -84,12 +84,14 @@ class ArrayInfo(Shown, _Fields):
             tensor.shape,
             tensor.strides,
             tensor.device,
-            tensor.nbytes,
+            nbytes,
             tensor.readonly,
-            tensor.data_ptr,
+            tensor.data_ptr if nbytes else 0,
             name,
             protocols,
+            (),  # no notes
         )
+        return tuple.__new__(cls, fields)  # calling the class would take twice as long
 
     def contiguous(self) -> bool:
         """Return whether the elements lie in row-major order without gaps, extents of 1 ignored."""

@@ -138,6 +138,8 @@ class Route:
     """The exchange table of the target, a capsule; None for the one that `target` carries, False for none."""
     load: Callable[[Any], Any] | None = None
     """Makes the target's array of a dlx.Tensor, where no table of the target is used."""
+    copy: Callable[[Any], Any] | None = None
+    """Copies an array that is in the target framework already, within it."""
     guards: tuple[Guard, ...] = ()
     quick: object = None
     """A capsule of the C function that answers further guards."""
@@ -245,6 +247,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
+        copy=source.copy if is_same and type(source).copy is not Adapter.copy else None,
         guards=tuple(_guards(given, kind, answered)),
         quick=quick,
         switches=tuple(

@@ -14,7 +14,7 @@ from dlx._core.native import Tensor
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
-__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "UNALIGNED_RULE", "Rule"]
+__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
 
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
@@ -86,6 +86,10 @@ def _alignment(tensor: Tensor, target: Target) -> str:
     return f"{target.name} needs data aligned to {target.capabilities.min_alignment or natural} bytes"
 
 
+def _its_alignment(tensor: Tensor, target: Target) -> str:
+    return f", found {tensor.data_ptr & -tensor.data_ptr}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         lib.DLX_INCOMPATIBLE_DEVICE,
@@ -142,7 +146,7 @@ RULES: tuple[Rule, ...] = (
         CopyRequiredError,
         _alignment,
         copy_resolves=True,
-        detail=("address", lambda tensor, target: f", found address {tensor.data_ptr:#x}"),
+        detail=("alignment", _its_alignment),
     ),
 )
 """Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address
@@ -152,4 +156,3 @@ REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED
 """Incompatibilities that are resolved by a copy that packs or unpacks the elements."""
 
 READ_ONLY_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_READONLY)
-UNALIGNED_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_UNALIGNED)

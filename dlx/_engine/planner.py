@@ -8,7 +8,6 @@ with what the consumer takes. Both return frozen steps and raise what blocks the
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
@@ -18,7 +17,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor, tensor_address, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, same_device
-from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES, UNALIGNED_RULE
+from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
@@ -267,11 +266,10 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         plain = as_it_is(tensor, before, source, request)
         if plain is not None:
             return plain
-    dtype, shape, address = tensor.dtype, tensor.shape, tensor.data_ptr
-    key = (
-        *(dtype, shape, tensor.strides, tensor.flags, address % ALIGNMENTS[-1] if address else None),
-        *(request.device, request.copy, request.readonly),
-    )
+    address = tensor.data_ptr
+    alignment = (address & -address) % ALIGNMENTS[-1] if address else None
+    layout = tensor.dtype, tensor.shape, tensor.strides, tensor.flags, alignment
+    key = *layout, request.device, request.copy, request.readonly
     known: Decision | None = target.decisions.get(key)
     if known is None:
         known = _Decider(tensor, before, source, request, sync).decision()
@@ -279,21 +277,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
             if len(target.decisions) >= MAX_DECISIONS:
                 target.decisions.clear()
             target.decisions[key] = known
-        return known
-    for step in known.steps:
-        if step.details:
-            return known._replace(steps=tuple([_at_address(step, tensor, target) for step in known.steps]))
     return known
-
-
-def _at_address(step: Step, tensor: Tensor, target: Target) -> Step:
-    """Return a step of a kept decision for another array: the address, where it names one, is all that differs."""
-    if not step.details:
-        return step
-    details = UNALIGNED_RULE.details(tensor, target)
-    if type(step) is Copy:  # without the look at its fields that `replace` takes
-        return Copy(step.do, step.why, step.nbytes, step.option, details, step.device, step.keep_order)
-    return replace(step, details=details)
 
 
 class _Decider:

@@ -66,7 +66,7 @@ class Target:
 
     def unswitched(self) -> bool:
         """Return whether everything that the capabilities depend on has the value, in this thread, that it had."""
-        return self.switches == tuple([getattr(*place, None) for place in self._places])
+        return self.switches == tuple([getattr(owner, name, None) for owner, name in self._places])
 
     def over(self, tensor: Tensor) -> Target:
         """Return the target to load a tensor with: itself, or one of several array types of its framework."""

@@ -175,8 +175,8 @@ def _planned(obj: Any, target: str, options: dict[str, Any], promised: str = "")
 
 
 def _promised(why: str, details: Details, promised: str) -> tuple[str, Details]:
-    """Return a reason and its details with what is promised of the address in place of the address."""
-    rest = tuple(each for each in details if each[0] != "address")
+    """Return a reason and its details with what is promised of the address in place of its alignment."""
+    rest = tuple(each for each in details if each[0] != "alignment")
     return (why if rest == details else f"{why}{promised}"), rest
 
 

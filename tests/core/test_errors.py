@@ -42,10 +42,10 @@ PARTS = {
     "root": "",
     "option": (("copy", None),),
     "via": "",
-    "details": (("address", ", found address 0x10"),),
+    "details": (("alignment", ", found 16"),),
     "sharing": True,
 }
-SAID = {"reason": "because, found address 0x10", "brief": "because", "where": "obj['a'][3]", "fix": "Drop copy=False."}
+SAID = {"reason": "because, found 16", "brief": "because", "where": "obj['a'][3]", "fix": "Drop copy=False."}
 every = pytest.mark.parametrize("name", FAMILY)
 
 
@@ -96,7 +96,7 @@ TEXTS = [
     (
         PARTS,
         "cannot convert numpy.ndarray (float32[4], strides=(-1,)) to 'torch' without a copy at obj['a'][3]: "
-        "because, found address 0x10. Drop copy=False.",
+        "because, found 16. Drop copy=False.",
     ),
 ]
 

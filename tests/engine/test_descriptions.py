@@ -143,17 +143,6 @@ def test_plans_that_are_kept_tell_layouts_and_options_apart(np):
         assert dlx.plan(array, to="torch", copy=False).outcome == "refused"
 
 
-def test_an_address_that_a_plan_names_is_that_of_its_array(np):
-    """Two arrays of one layout at two addresses, neither of which the consumer takes."""
-    pytest.importorskip("jax")
-    block = np.zeros(4096, "u1")
-    start = -block.__array_interface__["data"][0] % 64 + 4
-    for offset in (start, start + 64, start):
-        array = block[offset : offset + 8].view("f4")
-        address = array.__array_interface__["data"][0]
-        assert f"{address:#x}" in str(dlx.plan(array, to="jax"))
-
-
 def test_nothing_is_made_unresizable_or_called_by_a_plan(np, torch):
     """A plan and a description leave a torch tensor's storage as it was."""
     tensor = torch.ones(4)

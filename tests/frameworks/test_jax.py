@@ -128,9 +128,8 @@ def test_alignment_is_known_beforehand(offset):
     if shares:
         assert address(dlx.convert(source, to="jax", copy=False)) == address(source)
     else:
-        with pytest.raises(errors.CopyRequiredError, match="aligned to 64 bytes, found address") as caught:
+        with pytest.raises(errors.CopyRequiredError, match=rf"aligned to 64 bytes, found {offset & -offset}\b"):
             dlx.convert(source, to="jax", copy=False)
-        assert hex(source.ctypes.data) in caught.value.reason
     raw = jax.dlpack.from_dlpack(dlx.convert(source, to="dlx"))  # what jax does by itself
     assert (address(raw) == address(source)) is shares
 

@@ -1,16 +1,20 @@
-"""torch's guards asked in C: they answer what torch says, are used only where they do, and can be done without."""
+"""What C asks of torch's tensors: it answers what torch says, is used only where it does, and can be done without."""
 
 from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from agreement import agree, emptied
+from exchange import Exchange
+from project import compiled
 
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._core.native import ffi
 from dlx._registry.registry import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
@@ -107,3 +111,96 @@ def test_nothing_leaks_where_they_refuse(np, torch, guards, adapter):
             dlx.convert(cut, to="numpy")
     gc.collect()
     assert native.live() == before
+
+
+def borrowed(program, tensor):
+    """What a table's slot says of a tensor, or what it raises."""
+    try:
+        t = program.borrow(tensor)
+    except Exception as error:
+        return type(error), str(error)
+    numbers = [[each[i] for i in range(t.ndim)] for each in (t.shape, t.strides)]
+    dtype = t.dtype.code, t.dtype.bits, t.dtype.lanes
+    return int(ffi.cast("uintptr_t", t.data)), t.device.device_type, t.device.device_id, dtype, t.byte_offset, *numbers
+
+
+@pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere
+@pytest.mark.filterwarnings("ignore:.*(sparse|nested|quantized|quantization).*:UserWarning")
+def test_the_slot_that_borrows_says_what_torchs_own_does(torch, guards, adapter):
+    """Of every kind and dtype, of what has no memory, and of what only torch's own slot may look at."""
+    known = SimpleNamespace(__dlpack_c_exchange_api__=adapter.fast_path.exchange())
+    ours, own = (Exchange(str(compiled("exchange")), holder) for holder in (known, torch.Tensor))
+    assert ours.address != own.address
+    ones, dtypes = torch.ones(2, 2), {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+    odd = [ones.to_sparse(), ones.to("meta"), ones.to_mkldnn(), torch._efficientzerotensor(2, 2)]
+    odd += [torch.nested.nested_tensor([ones, ones[:1]]), torch.ones(0).expand(3, 0)]
+    each_dtype = [torch.empty(3, dtype=each) for each in sorted(dtypes, key=str) if "q" not in str(each)]
+    whole = [*tensors(torch), *odd, *each_dtype]
+    for tensor in whole:
+        assert borrowed(ours, tensor) == borrowed(own, tensor)
+    assert sum(isinstance(borrowed(ours, tensor)[0], int) for tensor in whole) > 20
+
+
+@pytest.mark.torch("2.10")
+def test_tensors_without_memory_are_refused_without_a_word(torch, guards, python):
+    """Torch's functions in C write to stderr where they fail: they are not asked of such tensors."""
+    python(
+        """
+        import warnings
+        import torch, dlx
+        from dlx import errors
+        warnings.simplefilter("ignore")
+        dlx.convert(torch.ones(3), to="numpy")
+
+        def refused(tensor):
+            try:
+                dlx.convert(tensor, to="numpy")
+            except errors.DlxError:
+                return tensor
+            raise AssertionError(tensor)
+
+        ones = torch.ones(2, 2)
+        torch.func.vmap(refused)(ones)
+        torch.func.functionalize(refused)(ones)
+        for odd in (ones.to_sparse(), ones.to("meta"), ones.to_mkldnn(), torch.nested.nested_tensor([ones, ones[:1]])):
+            refused(odd)
+        """
+    )
+
+
+@pytest.mark.torch("2.10")
+def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
+    """Torch's own table stays where what is read of a tensor is not what its slot says."""
+    python(
+        """
+        import ctypes, torch, _dlx_torch
+        from dlx._core.native import ffi
+
+        real = torch.Tensor.__dlpack_c_exchange_api__
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        table = ffi.cast("DLPackExchangeAPI*", pointer(real, b"dlpack_exchange_api"))
+        slot = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        asked = slot(int(ffi.cast("uintptr_t", table.dltensor_from_py_object_no_sync)))
+
+        @slot
+        def otherwise(obj, out):
+            rc = asked(obj, out)
+            ffi.cast("DLTensor*", out).byte_offset = 4
+            return rc
+
+        copy = ffi.new("DLPackExchangeAPI*", table[0])
+        address = ctypes.cast(otherwise, ctypes.c_void_p).value
+        copy.dltensor_from_py_object_no_sync = ffi.cast(
+            ffi.typeof(copy.dltensor_from_py_object_no_sync), address
+        )
+        lying = make(int(ffi.cast("uintptr_t", copy)), b"dlpack_exchange_api", None)
+        assert _dlx_torch.guard_function() is not None
+        samples = [torch.ones(2, 3)]
+        assert _dlx_torch.exchange_table(lying, samples) is lying
+        assert _dlx_torch.exchange_table(real, samples) is not real  # and this is what it needs
+        assert _dlx_torch.exchange_table(lying, samples) is lying
+        """
+    )
