@@ -263,9 +263,8 @@ static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
     leaf* l = &w->leaves[i];
     if (l->route->is_same || l->is_borrowed) continue;
-    result = borrowed(w, l,
-                      py_producer_borrow(l->route, l->obj, w->options, &l->resolvable,
-                                         &w->capsules[i]));
+    result = borrowed(
+        w, l, py_producer_borrow(l->route, l->obj, w->options, &l->resolvable, &w->capsules[i]));
   }
   return result;
 }
@@ -307,7 +306,7 @@ static outcome copy_all(walk* w) {
 static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (i + AHEAD < w->n_leaves) { /* a dlx.Tensor asks its owner, too, what it is */
+    if (i + AHEAD < w->n_leaves) {      /* a dlx.Tensor asks its owner, too, what it is */
       fetch(w->leaves[i + AHEAD].made); /* or its result */
       __builtin_prefetch(w->leaves[i + AHEAD].obj);
     }

@@ -50,9 +50,9 @@ typedef struct {
   item* items;
   node* nodes;
   leaf* leaves;
-  Py_ssize_t* order; /* nodes, children before parents */
-  Py_ssize_t* stack; /* nodes that are open */
-  visit* visits;     /* hash table by address */
+  Py_ssize_t* order;   /* nodes, children before parents */
+  Py_ssize_t* stack;   /* nodes that are open */
+  visit* visits;       /* hash table by address */
   PyObject** capsules; /* by leaf, those of producers; strong, or NULL; NULL = none was called */
   Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
