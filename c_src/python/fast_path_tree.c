@@ -54,27 +54,46 @@ static node* entered(walk* w, PyObject* obj, const item* at) {
   return n;
 }
 
+/* Make room for what a container with so many children may add. Errors: -1 with MemoryError. */
+static int need_room(walk* w, Py_ssize_t n_items, Py_ssize_t n_children) {
+  return need_node(w) < 0 || need_items(w, n_items) < 0 || need_leaves(w, n_children) < 0 ||
+                 need_visits(w, n_children) < 0
+             ? -1
+             : 0;
+}
+
+/* Copy keys and values out of a dict. */
+static outcome copy_dict(walk* w, PyObject* dict) {
+  Py_ssize_t count = PyDict_GET_SIZE(dict), position = 0;
+  if (need_room(w, 2 * count, count) < 0) return FAILED;
+  item *first = &w->items[w->n_items], *at = first;
+  PyObject *key, *value;
+  while (PyDict_Next(dict, &position, &key, &value) && is_plain_key(key)) {
+    at[0] = (item){Py_NewRef(value), ITSELF};
+    at++[count] = (item){Py_NewRef(key), ITSELF};
+  }
+  if (at - first < count) {
+    while (at-- > first) { /* the dict holds them, too */
+      Py_DECREF(at[0].value);
+      Py_DECREF(at[count].value);
+    }
+    return LEAVE;
+  }
+  entered(w, dict, at);
+  w->n_items += count;
+  return DONE;
+}
+
 /* Copy the children of a list, tuple or dict out of it, which no other thread changes meanwhile; no
  * Python runs. */
 static outcome copy_children(walk* w, PyObject* obj) {
-  Py_ssize_t count = PyDict_CheckExact(obj) ? PyDict_GET_SIZE(obj) : Py_SIZE(obj);
-  if (need_node(w) < 0 || need_items(w, count) < 0 || need_visits(w, count) < 0) return FAILED;
+  if (PyDict_CheckExact(obj)) return copy_dict(w, obj);
+  Py_ssize_t count = Py_SIZE(obj);
+  if (need_room(w, count, count) < 0) return FAILED;
   item* at = &w->items[w->n_items];
-  if (PyDict_CheckExact(obj)) {
-    PyObject *key, *value;
-    Py_ssize_t position = 0;
-    for (; PyDict_Next(obj, &position, &key, &value); at++) {
-      if (!is_plain_key(key)) {
-        w->n_items = at - w->items;
-        return LEAVE;
-      }
-      *at = (item){Py_NewRef(value), Py_NewRef(key), ITSELF};
-    }
-  } else {
-    PyObject** children =
-        PyList_CheckExact(obj) ? ((PyListObject*)obj)->ob_item : ((PyTupleObject*)obj)->ob_item;
-    for (Py_ssize_t i = 0; i < count; i++) *at++ = (item){Py_NewRef(children[i]), NULL, ITSELF};
-  }
+  PyObject** children =
+      PyList_CheckExact(obj) ? ((PyListObject*)obj)->ob_item : ((PyTupleObject*)obj)->ob_item;
+  for (Py_ssize_t i = 0; i < count; i++) *at++ = (item){Py_NewRef(children[i]), ITSELF};
   entered(w, obj, at);
   return DONE;
 }
@@ -111,11 +130,12 @@ static outcome enter_by_rule(walk* w, PyObject* obj) {
       PyList_CheckExact(PyTuple_GET_ITEM(parts, 1))) {
     PyObject* children = PyTuple_GET_ITEM(parts, 1);
     PY_LOCKED(children)
-    result = need_node(w) < 0 || need_items(w, PyList_GET_SIZE(children)) < 0 ? FAILED : DONE;
+    Py_ssize_t count = PyList_GET_SIZE(children);
+    result = need_room(w, count, count) < 0 ? FAILED : DONE;
     if (result == DONE) {
       item* at = &w->items[w->n_items];
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(children); i++)
-        *at++ = (item){Py_NewRef(PyList_GET_ITEM(children, i)), NULL, ITSELF};
+      for (Py_ssize_t i = 0; i < count; i++)
+        *at++ = (item){Py_NewRef(PyList_GET_ITEM(children, i)), ITSELF};
       node* n = entered(w, obj, at);
       n->rule = Py_NewRef(rule);
       n->keys = Py_NewRef(PyTuple_GET_ITEM(parts, 0));
@@ -127,20 +147,27 @@ static outcome enter_by_rule(walk* w, PyObject* obj) {
   return result;
 }
 
+/* Note the container that is entered next. Errors: -1 with MemoryError. */
+static int remember_next(walk* w, visit* slot, PyObject* obj) {
+  if (need_node(w) < 0) return -1;
+  w->nodes[w->n_nodes].obj = obj;
+  return remember(w, slot, (visit)w->n_nodes + 1);
+}
+
 /* A child that is a container. */
 static outcome look_into(walk* w, Py_ssize_t which, int has_rule) {
   PyObject* child = w->items[which].value;
   visit* v = find(w, child);
-  if (v->obj) {
-    node* known = &w->nodes[v->link];
+  if (*v) {
+    node* known = &w->nodes[*v - 1];
     if (known->is_open && (has_rule || PyTuple_CheckExact(child)))
       return LEAVE; /* the Python path reports the path, or makes a record that holds itself */
     known->is_cyclic |= known->is_open;
-    w->items[which].link = v->link;
+    w->items[which].link = *v - 1;
     return DONE;
   }
   w->items[which].link = w->n_nodes;
-  if (remember(w, v, child, w->n_nodes) < 0) return FAILED;
+  if (remember_next(w, v, child) < 0) return FAILED;
   return has_rule ? enter_by_rule(w, child) : enter(w, child);
 }
 
@@ -160,21 +187,21 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
   if (route->is_root_only) return DONE; /* it passes through */
   if (w->options & route->leaves) return LEAVE;
   visit* v = find(w, child);
-  if (v->obj == NULL) {
-    if (need_leaf(w) < 0 || remember(w, v, child, ~w->n_leaves) < 0) return FAILED;
+  if (*v == 0) {
+    if (need_leaves(w, 1) < 0) return FAILED;
     py_route_enter(route);
     w->leaves[w->n_leaves] = (leaf){.obj = child, .route = route};
-    w->items[which].link = ~w->n_leaves++;
+    w->items[which].link = ~w->n_leaves;
     w->has_producers |= route->producer.names != NULL;
-  } else {
-    w->items[which].link = v->link;
-    if (v->link < 0) w->leaves[~v->link].is_shared = 1;
+    return remember(w, v, (visit)~w->n_leaves++) < 0 ? FAILED : DONE;
   }
+  w->items[which].link = *v < 0 ? *v : *v - 1;
+  if (*v < 0) w->leaves[~*v].is_shared = 1;
   return DONE;
 }
 
 static outcome flatten(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
-  if (remember(w, find(w, root), root, 0) < 0) return FAILED;
+  if (remember_next(w, find(w, root), root) < 0) return FAILED;
   outcome result = is_tree(Py_TYPE(root)) ? DONE : find_rule(w, Py_TYPE(root));
   if (result == DONE) result = is_tree(Py_TYPE(root)) ? enter(w, root) : enter_by_rule(w, root);
   while (result == DONE && w->n_stack) {
@@ -208,39 +235,48 @@ static void note_resolvable(walk* w, const leaf* l) {
     w->has_copies = 1;
 }
 
+/* Owns: the leaf owns what was borrowed. Errors: LEAVE or FAILED, see leave. */
+static outcome borrowed(walk* w, leaf* l, DLManagedTensorVersioned* made) {
+  if (made == NULL) return leave();
+  l->made = made;
+  l->is_borrowed = 1;
+  note_resolvable(w, l);
+  return DONE;
+}
+
 /* Producers are called last: not where something else is refused, or may be refused later. */
 static outcome borrow_all(walk* w) {
-  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+  outcome result = DONE;
+  for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
     leaf* l = &w->leaves[i];
     if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].obj);
     if (l->route->is_same) {
       if ((l->result = py_fast_path_same(l->route, l->obj, w->options)) == NULL) return leave();
-    } else if (l->route->producer.names == NULL &&
-               (l->made = py_fast_path_borrow(l->route, l->obj, w->options, &l->resolvable)) ==
-                   NULL) {
-      return leave();
+    } else if (l->route->producer.names == NULL) {
+      result = borrowed(w, l, py_fast_path_borrow(l->route, l->obj, w->options, &l->resolvable));
     }
-    note_resolvable(w, l);
   }
-  for (Py_ssize_t i = 0; w->has_producers && i < w->n_leaves; i++) {
+  if (result != DONE || !w->has_producers) return result;
+  if (has_rules(w)) return LEAVE;
+  w->capsules = PyMem_Calloc((size_t)w->n_leaves, sizeof(PyObject*));
+  if (w->capsules == NULL) return PyErr_NoMemory(), FAILED;
+  for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
     leaf* l = &w->leaves[i];
-    if (l->made || l->result) continue;
-    if (has_rules(w)) return LEAVE;
-    l->made = py_producer_borrow(l->route, l->obj, w->options, &l->resolvable, &l->capsule);
-    if (l->made == NULL) return leave();
-    note_resolvable(w, l);
+    if (l->route->is_same || l->is_borrowed) continue;
+    result = borrowed(
+        w, l, py_producer_borrow(l->route, l->obj, w->options, &l->resolvable, &w->capsules[i]));
   }
-  return DONE;
+  return result;
 }
 
 /* What producers gave goes to the Python path, which does not call them again. */
 static void leave_capsules(walk* w) {
-  for (Py_ssize_t i = 0; i < w->n_leaves && !PyErr_Occurred(); i++) {
+  for (Py_ssize_t i = 0; w->capsules && i < w->n_leaves && !PyErr_Occurred(); i++) {
     leaf* l = &w->leaves[i];
-    if (l->capsule == NULL || l->made == NULL) continue;
-    if (!py_capsule_give_back(l->capsule, l->made)) continue; /* what was copied is asked again */
+    if (w->capsules[i] == NULL || !l->is_borrowed || l->made == NULL) continue;
+    if (!py_capsule_give_back(w->capsules[i], l->made)) continue; /* a copy's is asked again */
     l->made = NULL;
-    py_producer_leave(l->obj, l->capsule, NULL);
+    py_producer_leave(l->obj, w->capsules[i], NULL);
   }
 }
 
@@ -259,7 +295,7 @@ static outcome order_all(walk* w) {
 static outcome copy_all(walk* w) {
   for (Py_ssize_t i = 0; w->has_copies && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->made == NULL || l->resolvable == DLX_ON_DEVICE) continue;
+    if (!l->is_borrowed || l->resolvable == DLX_ON_DEVICE) continue;
     if ((l->resolvable || w->options & DLX_COPIES) &&
         (l->made = py_fast_path_resolve(l->route, l->made, w->options, l->resolvable)) == NULL)
       return leave();
@@ -270,13 +306,13 @@ static outcome copy_all(walk* w) {
 static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (i + AHEAD < w->n_leaves) { /* a dlx.Tensor asks its owner, too, what it is */
-      fetch(w->leaves[i + AHEAD].made);
+    if (i + AHEAD < w->n_leaves) {      /* a dlx.Tensor asks its owner, too, what it is */
+      fetch(w->leaves[i + AHEAD].made); /* or its result */
       __builtin_prefetch(w->leaves[i + AHEAD].obj);
     }
-    if (l->made == NULL) continue;
+    if (!l->is_borrowed) continue;
     DLManagedTensorVersioned* made = l->made;
-    l->made = NULL;
+    l->is_borrowed = 0;
     l->result =
         w->has_devices && l->resolvable == DLX_ON_DEVICE
             ? py_fast_path_hand_over_cuda(&w->pairs, callable, l->route, made, l->obj, to, root)
@@ -347,10 +383,10 @@ static PyObject* make_by_rule(const walk* w, const node* n) {
 
 /* Fill an empty list or dict. Errors: -1 with an exception. */
 static int fill(const walk* w, const node* n, PyObject* made) {
-  for (Py_ssize_t i = n->first; i < n->end; i++) {
-    const item* it = &w->items[i];
-    int failed = it->key ? PyDict_SetItem(made, it->key, result_of(w, it))
-                         : PyList_Append(made, result_of(w, it));
+  Py_ssize_t count = n->end - n->first;
+  for (const item *it = &w->items[n->first], *end = it + count; it < end; it++) {
+    int failed = PyDict_CheckExact(made) ? PyDict_SetItem(made, it[count].value, result_of(w, it))
+                                         : PyList_Append(made, result_of(w, it));
     if (failed < 0) return -1;
   }
   return 0;
@@ -384,10 +420,13 @@ static outcome unflatten(walk* w) {
 static void clean_up(walk* w) {
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
-    if (w->leaves[i].made) dlx_managed_release(w->leaves[i].made);
-    Py_XDECREF(w->leaves[i].capsule);
-    Py_XDECREF(w->leaves[i].result);
-    py_route_leave(w->leaves[i].route);
+    leaf* l = &w->leaves[i];
+    if (!l->is_borrowed)
+      Py_XDECREF(l->result);
+    else if (l->made)
+      dlx_managed_release(l->made);
+    if (w->capsules) Py_XDECREF(w->capsules[i]);
+    py_route_leave(l->route);
   }
   for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
     Py_XDECREF(w->nodes[i].result);
@@ -398,7 +437,6 @@ static void clean_up(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_items; i++) {
     if (i + AHEAD < w->n_items) __builtin_prefetch(w->items[i + AHEAD].value, 1);
     Py_DECREF(w->items[i].value);
-    Py_XDECREF(w->items[i].key);
   }
   if (w->pairs.n) py_cuda_clear(&w->pairs);
   Py_XDECREF(w->rule);
@@ -408,6 +446,7 @@ static void clean_up(walk* w) {
   if (w->stack != w->few_stack) PyMem_Free(w->stack);
   if (w->leaves != w->few_leaves) PyMem_Free(w->leaves);
   if (w->visits != w->few_visits) PyMem_Free(w->visits);
+  PyMem_Free(w->capsules);
   py_pending_restore(pending);
 }
 
@@ -419,6 +458,7 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned
   w.order = w.few_order;
   w.stack = w.few_stack;
   w.visits = w.few_visits;
+  w.capsules = NULL;
   w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_visits = 0;
   w.room_items = w.room_nodes = w.room_leaves = FEW;
   w.room_visits = 2 * FEW;

@@ -9,9 +9,12 @@
 
 #include <string.h>
 
+/* Of many arrays, fresh memory and misses of the caches cost more than instructions: a leaf takes
+ * no more bytes here than it must. */
+
 typedef struct {
-  PyObject *value, *key; /* strong; key of a dict's child, else NULL */
-  Py_ssize_t link;       /* number of a node; ~number of a leaf; ITSELF = passes through */
+  PyObject* value; /* strong */
+  Py_ssize_t link; /* number of a node; ~number of a leaf; ITSELF = passes through */
 } item;
 
 typedef struct {
@@ -19,7 +22,8 @@ typedef struct {
   PyObject* result;            /* strong; NULL until it is made */
   PyObject* rule;              /* strong; NULL of a list, tuple or dict */
   PyObject* keys;              /* strong; what the rule's `flatten` gave, or NULL */
-  Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at */
+  Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at; the keys of a
+                                  dict follow them there */
   int is_open;                 /* its children are being looked at */
   int is_cyclic;               /* it was met inside itself */
 } node;
@@ -27,17 +31,17 @@ typedef struct {
 typedef struct {
   PyObject* obj; /* borrowed from an item */
   py_route* route;
-  DLManagedTensorVersioned* made; /* borrowed, not yet handed over */
-  PyObject* capsule;              /* that of a producer, of which it was taken; strong, or NULL */
-  PyObject* result;               /* strong; moved into the new container where it stands once */
-  uint32_t resolvable;            /* incompatibilities that a copy resolves */
-  int is_shared;                  /* it stands in several places */
+  union {
+    DLManagedTensorVersioned* made; /* where it is borrowed, not yet handed over */
+    PyObject* result; /* else; strong, or NULL; moved into the new container where it stands once */
+  };
+  uint32_t resolvable; /* incompatibilities that a copy resolves */
+  uint8_t is_borrowed;
+  uint8_t is_shared; /* it stands in several places */
 } leaf;
 
-typedef struct {
-  PyObject* obj;
-  Py_ssize_t link;
-} visit;
+/* An object that was met: 1 + number of a node; ~number of a leaf; 0 = none. */
+typedef int32_t visit;
 
 enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX };
 
@@ -46,9 +50,10 @@ typedef struct {
   item* items;
   node* nodes;
   leaf* leaves;
-  Py_ssize_t* order; /* nodes, children before parents */
-  Py_ssize_t* stack; /* nodes that are open */
-  visit* visits;     /* hash table by address */
+  Py_ssize_t* order;   /* nodes, children before parents */
+  Py_ssize_t* stack;   /* nodes that are open */
+  visit* visits;       /* hash table by address */
+  PyObject** capsules; /* by leaf, those of producers; strong, or NULL; NULL = none was called */
   Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
   int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
@@ -68,7 +73,7 @@ typedef struct {
  * MemoryError, `array` as it was. */
 static inline void* widen(void* array, const void* few, size_t size, Py_ssize_t room,
                           Py_ssize_t wanted) {
-  if ((size_t)wanted > PY_SSIZE_T_MAX / size) return PyErr_NoMemory();
+  if (wanted > INT32_MAX) return PyErr_NoMemory(); /* what was met is noted in 32 bits */
   void* wider = array == few ? PyMem_Malloc((size_t)wanted * size)
                              : PyMem_Realloc(array, (size_t)wanted * size);
   if (wider == NULL) return PyErr_NoMemory();
@@ -108,9 +113,9 @@ static inline int need_node(walk* w) {
   return 0;
 }
 
-static inline int need_leaf(walk* w) {
-  if (w->n_leaves < w->room_leaves) return 0;
-  Py_ssize_t room = 2 * w->room_leaves;
+static inline int need_leaves(walk* w, Py_ssize_t more) {
+  if (w->n_leaves + more <= w->room_leaves) return 0;
+  Py_ssize_t room = room_for(w->room_leaves, w->n_leaves + more);
   leaf* wider = widen(w->leaves, w->few_leaves, sizeof(leaf), w->room_leaves, room);
   if (wider == NULL) return -1;
   w->leaves = wider;
@@ -120,20 +125,19 @@ static inline int need_leaf(walk* w) {
 
 /* ---- visited objects ------------------------------------------------------------------------- */
 
-/* Objects of one stretch of memory are remembered side by side, since they are mostly visited in
- * turn; where the stretch is remembered is as good as random. */
+/* Where an object is remembered first: objects that lie side by side are remembered side by side,
+ * since they are mostly visited in turn. */
 static inline size_t place_of(PyObject* obj) {
-  size_t number = (uintptr_t)obj >> 6, stretch = (number >> 5) * 0x9E3779B1u;
-  return (stretch ^ stretch >> 15) << 5 | (number & 31);
+  return (uintptr_t)obj >> 6;
 }
 
-/* A place that is taken is followed by one of the next stretch, then of one further on: after it in
- * the same stretch most are taken. As the steps grow by an odd number, every place has its turn. */
+/* A place that is taken is followed by others at a distance that depends on the object, and is odd,
+ * so that every place has its turn. */
 static inline visit* find(const walk* w, PyObject* obj) {
   size_t mask = (size_t)w->room_visits - 1, at = place_of(obj);
-  for (size_t step = 33;; at += step, step += 33) {
+  for (size_t step = ((uintptr_t)obj >> 4) * 0x9E3779B97F4A7C15u >> 32 | 1;; at += step) {
     visit* v = &w->visits[at & mask];
-    if (v->obj == obj || v->obj == NULL) return v;
+    if (*v == 0 || (*v > 0 ? w->nodes[*v - 1].obj : w->leaves[~*v].obj) == obj) return v;
   }
 }
 
@@ -170,15 +174,15 @@ static inline int need_visits(walk* w, Py_ssize_t more) {
   w->visits = wider;
   w->room_visits = room;
   for (Py_ssize_t i = 0; i < old_room; i++) {
-    if (old[i].obj) *find(w, old[i].obj) = old[i];
+    if (old[i]) *find(w, old[i] > 0 ? w->nodes[old[i] - 1].obj : w->leaves[~old[i]].obj) = old[i];
   }
   if (old != w->few_visits) PyMem_Free(old);
   return 0;
 }
 
-/* Errors: -1 with MemoryError. */
-static inline int remember(walk* w, visit* slot, PyObject* obj, Py_ssize_t link) {
-  *slot = (visit){obj, link};
+/* Note what is in the array of nodes, or of leaves, by now. Errors: -1 with MemoryError. */
+static inline int remember(walk* w, visit* slot, visit met) {
+  *slot = met;
   w->n_visits++;
   return need_visits(w, 1);
 }

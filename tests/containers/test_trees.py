@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import os
+import sys
 import time
 import types
 import typing
@@ -565,6 +566,72 @@ def test_the_same_array_at_three_paths_is_one_result(np):
     for wrap in (list, tuple, Rows, collections.deque):
         a, b, inner, c = dlx.convert(wrap([array, array, {"x": array}, other]), to="dlx")
         assert a is b and inner["x"] is a and c is not a
+
+
+def deep_tree(np, seed, *leaves):
+    """A tree of lists, tuples and dicts of up to 300 children, in which arrays and containers stand repeatedly."""
+    random, met = np.random.default_rng(seed), list(leaves)
+
+    def grown(depth):
+        if depth == 0 or random.random() < 0.3:
+            met.append(np.full(2, len(met)) if random.random() < 0.8 else met[random.integers(len(met))])
+            return met[-1]
+        children = [grown(depth - 1) for _ in range(random.choice([0, 3, 40, 300], p=[0.1, 0.5, 0.3, 0.1]))]
+        kind = random.integers(3)
+        met.append(children if kind == 0 else tuple(children) if kind == 1 else dict(enumerate(children)))
+        return met[-1]
+
+    return [np.zeros(2), *(grown(2) for _ in range(8)), *leaves]
+
+
+def pairs_of(source, result):
+    """Every object of a tree with what it became, once for each two, by a walk of its own."""
+    todo, met = [(source, result)], set()
+    while todo:
+        one, other = todo.pop()
+        if (id(one), id(other)) in met:
+            continue
+        met.add((id(one), id(other)))
+        yield one, other
+        if type(one) in (list, tuple, dict):
+            assert type(one) is type(other) and len(one) == len(other)
+            if type(one) is dict:
+                assert list(one) == list(other)
+                one, other = one.values(), other.values()
+            todo += zip(one, other, strict=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_large_trees_in_which_much_stands_repeatedly(np, seed):
+    """The walk in C makes room as it goes, and finds again what it has met."""
+    results = {}
+    tree = deep_tree(np, seed, "text", None)
+    result = dlx.convert(tree, to="dlx")
+    for one, other in pairs_of(tree, result):
+        assert results.setdefault(id(one), other) is other
+        if isinstance(one, np.ndarray):
+            assert np.asarray(other).ctypes.data == one.ctypes.data
+
+
+@pytest.mark.parametrize("last", [(1, 2), 1.5])
+def test_a_dict_that_the_fast_path_leaves_holds_no_more_than_before(np, last):
+    """A key that is no plain one is met after many others; what was copied out of the dict is given back."""
+    array, key = np.ones(3), "a key of this test alone"
+    tree = {key: array, **dict.fromkeys(range(100), array), last: array}
+    before = sys.getrefcount(array), sys.getrefcount(key), sys.getrefcount(last)
+    result = dlx.convert(tree, to="dlx")
+    assert len(result) == 102 and result[key] is result[last]
+    del result
+    assert (sys.getrefcount(array), sys.getrefcount(key), sys.getrefcount(last)) == before
+
+
+def test_many_small_containers_side_by_side_in_memory(np):
+    """More than one of them lies within the bytes by which objects are told apart at first."""
+    arrays = [np.ones(1) for _ in range(10)]
+    tree = [(arrays[i % 10],) for i in range(20_000)]
+    result = dlx.convert([tree, tree[::-1]], to="dlx")
+    assert len({id(x) for x in result[0]}) == 20_000 and len({id(x[0]) for x in result[0]}) == 10
+    assert all(one is other for one, other in zip(result[0], reversed(result[1]), strict=True))
 
 
 def test_identity_does_not_outlive_the_call(np):
