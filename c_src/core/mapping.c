@@ -107,7 +107,7 @@ static int write_between(const writing* w, int64_t low, int64_t high) {
 /* Copy, within this process, what belongs between two offsets of the file into its mapping. The
  * kernel copies: memory that cannot be read is an error. Errors: -1 where it does not. */
 static int copy_between(const writing* w, int64_t low, int64_t high) {
-  enum { LEAST = 16 << 10 }; /* bytes of a run from which its own look at the page tables is cheap */
+  enum { LEAST = 16 << 10 }; /* bytes of a run that are worth a look at the page tables */
   struct iovec from[MOST], to[MOST];
   int64_t i = first_behind(w, low), last = first_behind(w, high - 1);
   if ((last - i) * LEAST > high - low) return -1;
@@ -125,10 +125,11 @@ static int copy_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Make a huge page of what begins at an offset. Errors: -1 where the kernel makes none. */
+/* Make a huge page of what begins at an offset; the kernel makes one only where some page is.
+ * Errors: -1 where it makes none. */
 static int make_huge(writing* w, int64_t low) {
   if (w->is_short || low + HUGE_PAGE > w->size) return -1;
-  if (madvise(w->mapping + low, PAGE, POPULATE_WRITE) != 0) return -1; /* of no page it makes none */
+  if (madvise(w->mapping + low, PAGE, POPULATE_WRITE) != 0) return -1;
   if (madvise(w->mapping + low, HUGE_PAGE, COLLAPSE) == 0) return 0;
   if (errno == ENOMEM) w->is_short = 1; /* it has looked for one, and moved other memory */
   return -1;
