@@ -125,25 +125,30 @@ static int copy_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Make a huge page of what begins at an offset; the kernel makes one only where some page is.
+/* Make huge pages of what is between two offsets; the kernel makes one only where some page is.
  * Errors: -1 where it makes none. */
-static int make_huge(writing* w, int64_t low) {
-  if (w->is_short || low + HUGE_PAGE > w->size) return -1;
-  if (madvise(w->mapping + low, PAGE, POPULATE_WRITE) != 0) return -1;
-  if (madvise(w->mapping + low, HUGE_PAGE, COLLAPSE) == 0) return 0;
+static int make_huge(writing* w, int64_t low, int64_t high) {
+  if (w->is_short || low == high) return -1;
+  for (int64_t at = low; at < high; at += HUGE_PAGE) {
+    if (madvise(w->mapping + at, PAGE, POPULATE_WRITE) != 0) return -1;
+  }
+  if (madvise(w->mapping + low, (size_t)(high - low), COLLAPSE) == 0) return 0;
   if (errno == ENOMEM) w->is_short = 1; /* it has looked for one, and moved other memory */
   return -1;
 }
 
-/* Write huge page by huge page, until another thread has begun with the last one. */
-static void* write_pages(void* argument) {
+/* Write piece by piece, until another thread has begun with the last one. A piece is a few huge
+ * pages, since each call that makes some waits for all processors. */
+static void* write_pieces(void* argument) {
+  enum { PIECE = 4 * HUGE_PAGE };
   writing* w = argument;
   for (;;) {
-    int64_t low = atomic_fetch_add(&w->next, HUGE_PAGE);
+    int64_t low = atomic_fetch_add(&w->next, PIECE);
     if (low >= w->size || w->failed) return NULL;
-    int64_t high = low + HUGE_PAGE;
-    if (make_huge(w, low) == 0 && copy_between(w, low, high) == 0) continue;
-    if (write_between(w, low, high) != 0) w->failed = errno;
+    int64_t high = w->size - low < PIECE ? w->size : low + PIECE;
+    int64_t huge = high - high % HUGE_PAGE;
+    if (make_huge(w, low, huge) == 0 && copy_between(w, low, huge) == 0) low = huge;
+    if (low < high && write_between(w, low, high) != 0) w->failed = errno;
   }
 }
 
@@ -155,9 +160,9 @@ int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for threads that Python knows */
-  int is_helped = size >= MIN_THREADED && pthread_create(&helper, NULL, write_pages, &w) == 0;
+  int is_helped = size >= MIN_THREADED && pthread_create(&helper, NULL, write_pieces, &w) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
-  write_pages(&w);
+  write_pieces(&w);
   if (is_helped) pthread_join(helper, NULL);
   errno = w.failed;
   return w.failed ? -1 : 0;
