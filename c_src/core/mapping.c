@@ -1,12 +1,16 @@
 /* Files in memory: what dlx.share writes and maps, and dlx.attach maps. */
 
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, madvise and pwritev are beyond ISO C */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
 
 #include "dlx.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 /* Numbers of Linux, which headers older than the kernel do not have. */
 enum { POPULATE_WRITE = 23, COLLAPSE = 25 };
@@ -33,14 +37,38 @@ void dlx_unmap(void* address, int64_t size) {
   munmap(address, (size_t)size);
 }
 
-int dlx_make_huge(void* address, int64_t size) {
-  size_t huge = (size_t)size / HUGE_PAGE * HUGE_PAGE;
-  char* first = address;
-  if (huge == 0 || (uintptr_t)first % HUGE_PAGE) return -1;
-  for (size_t at = 0; at < huge; at += HUGE_PAGE) { /* what has no page yet is not collapsed */
-    if (madvise(first + at, PAGE, POPULATE_WRITE) != 0) return -1;
+/* What is written, and how far that is. */
+typedef struct {
+  int fd;
+  char* mapping; /* of the file, or NULL */
+  int64_t size;  /* of the mapping */
+  const dlx_run* runs;
+  int64_t count;
+  _Atomic int64_t next; /* the first offset that nobody has begun with */
+  _Atomic int failed;   /* errno */
+  _Atomic int is_short; /* of huge pages */
+} writing;
+
+enum { MOST = 1024 }; /* parts at once, as many as the kernel takes */
+
+/* The number of the first run that ends behind an offset of the file. */
+static int64_t first_behind(const writing* w, int64_t offset) {
+  int64_t low = 0, high = w->count;
+  while (low < high) {
+    int64_t middle = low + (high - low) / 2;
+    if (w->runs[middle].to + w->runs[middle].size <= offset)
+      low = middle + 1;
+    else
+      high = middle;
   }
-  return madvise(first, huge, COLLAPSE);
+  return low;
+}
+
+/* The part of a run that lies between two offsets of the file. */
+static dlx_run part_of(dlx_run run, int64_t low, int64_t high) {
+  int64_t first = run.to < low ? low : run.to;
+  int64_t end = run.to + run.size > high ? high : run.to + run.size;
+  return (dlx_run){run.from + (first - run.to), first, end - first};
 }
 
 static int write_all(int fd, struct iovec* parts, int n, int64_t at) {
@@ -56,21 +84,86 @@ static int write_all(int fd, struct iovec* parts, int n, int64_t at) {
   return 0;
 }
 
-int dlx_write_runs(int fd, const dlx_run* runs, int64_t count) {
-  enum { MOST = 1024 }; /* at once, as many as the kernel takes */
+/* Write what belongs between two offsets of the file. Errors: -1 with errno. */
+static int write_between(const writing* w, int64_t low, int64_t high) {
   static char zeros[DLX_ALIGNMENT];
   struct iovec parts[MOST];
-  for (int64_t i = 0; i < count;) {
+  for (int64_t i = first_behind(w, low); i < w->count && w->runs[i].to < high;) {
     int n = 0;
-    int64_t first = runs[i].to, at = first;
-    for (; i < count && n + 2 <= MOST; i++) {
-      size_t gap = (size_t)(runs[i].to - at);
+    int64_t first = part_of(w->runs[i], low, high).to, at = first;
+    for (; i < w->count && w->runs[i].to < high && n + 2 <= MOST; i++) {
+      dlx_run part = part_of(w->runs[i], low, high);
+      size_t gap = (size_t)(part.to - at);
       if (gap > sizeof zeros) break;
       if (gap) parts[n++] = (struct iovec){zeros, gap};
-      parts[n++] = (struct iovec){(void*)runs[i].from, (size_t)runs[i].size};
-      at = runs[i].to + runs[i].size;
+      parts[n++] = (struct iovec){(void*)part.from, (size_t)part.size};
+      at = part.to + part.size;
     }
-    if (write_all(fd, parts, n, first) != 0) return -1;
+    if (write_all(w->fd, parts, n, first) != 0) return -1;
   }
   return 0;
+}
+
+/* Copy, within this process, what belongs between two offsets of the file into its mapping. The
+ * kernel copies: memory that cannot be read is an error. Errors: -1 where it does not. */
+static int copy_between(const writing* w, int64_t low, int64_t high) {
+  enum { LEAST = 16 << 10 }; /* bytes of a run that are worth a look at the page tables */
+  struct iovec from[MOST], to[MOST];
+  int64_t i = first_behind(w, low), last = first_behind(w, high - 1);
+  if ((last - i) * LEAST > high - low) return -1;
+  while (i < w->count && w->runs[i].to < high) {
+    unsigned long n = 0;
+    ssize_t bytes = 0;
+    for (; n < MOST && i < w->count && w->runs[i].to < high; i++, n++) {
+      dlx_run part = part_of(w->runs[i], low, high);
+      from[n] = (struct iovec){(void*)part.from, (size_t)part.size};
+      to[n] = (struct iovec){w->mapping + part.to, (size_t)part.size};
+      bytes += part.size;
+    }
+    if (process_vm_readv(getpid(), to, n, from, n, 0) != bytes) return -1;
+  }
+  return 0;
+}
+
+/* Make huge pages of what is between two offsets; the kernel makes one only where some page is.
+ * Errors: -1 where it makes none. */
+static int make_huge(writing* w, int64_t low, int64_t high) {
+  if (w->is_short || low == high) return -1;
+  for (int64_t at = low; at < high; at += HUGE_PAGE) {
+    if (madvise(w->mapping + at, PAGE, POPULATE_WRITE) != 0) return -1;
+  }
+  if (madvise(w->mapping + low, (size_t)(high - low), COLLAPSE) == 0) return 0;
+  if (errno == ENOMEM) w->is_short = 1; /* it has looked for one, and moved other memory */
+  return -1;
+}
+
+/* Write piece by piece, until another thread has begun with the last one. A piece is a few huge
+ * pages, since each call that makes some waits for all processors. */
+static void* write_pieces(void* argument) {
+  enum { PIECE = 4 * HUGE_PAGE };
+  writing* w = argument;
+  for (;;) {
+    int64_t low = atomic_fetch_add(&w->next, PIECE);
+    if (low >= w->size || w->failed) return NULL;
+    int64_t high = w->size - low < PIECE ? w->size : low + PIECE;
+    int64_t huge = high - high % HUGE_PAGE;
+    if (make_huge(w, low, huge) == 0 && copy_between(w, low, huge) == 0) low = huge;
+    if (low < high && write_between(w, low, high) != 0) w->failed = errno;
+  }
+}
+
+int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int64_t count) {
+  enum { MIN_THREADED = 8 * HUGE_PAGE };
+  writing w = {.fd = fd, .mapping = mapping, .size = size, .runs = runs, .count = count};
+  if (mapping == NULL) return write_between(&w, 0, size);
+  pthread_t helper;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for threads that Python knows */
+  int is_helped = size >= MIN_THREADED && pthread_create(&helper, NULL, write_pieces, &w) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  write_pieces(&w);
+  if (is_helped) pthread_join(helper, NULL);
+  errno = w.failed;
+  return w.failed ? -1 : 0;
 }

@@ -285,11 +285,6 @@ void* dlx_map(int fd, int64_t size, int mode);
 /* GIL: not needed. Errors: none. */
 void dlx_unmap(void* address, int64_t size);
 
-/* Give a mapping of a memfd, made to write for everybody, its huge pages, but for the rest that
- * fills none. What was written before stays. GIL: not needed; callers release it.
- * Errors: -1 where the kernel makes none; some pages may be there then. */
-int dlx_make_huge(void* address, int64_t size);
-
 typedef struct {
   int64_t from; /* address of memory of the host */
   int64_t to;   /* offset in a file */
@@ -297,9 +292,11 @@ typedef struct {
 } dlx_run;
 
 /* Write runs of bytes into a file, in ascending order of their offsets; small gaps become zeros.
- * That clears no new page first, and faults none. GIL: not needed; callers release it.
+ * `mapping` is NULL, or the file's first `size` bytes, mapped to write for everybody: it then gets
+ * huge pages where the kernel makes them, filled by two threads. No page that runs cover is cleared
+ * first without need, none faults. GIL: not needed; callers release it.
  * Errors: -1 with errno, EFAULT where memory cannot be read: its file has become shorter. */
-int dlx_write_runs(int fd, const dlx_run* runs, int64_t count);
+int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int64_t count);
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 

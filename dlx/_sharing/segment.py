@@ -155,25 +155,23 @@ class Mapping:
             )
         self.address = int(ffi.cast("uintptr_t", self._pages.address))
 
-    def make_huge(self) -> bool:
-        """Give a segment that is to be filled its pages, in one go, and huge ones; return whether that was done.
-
-        Without free blocks of that size the kernel would first move other memory out of the way, however long that
-        takes: it is asked only where they hold twice as much.
-        """
-        if _free_huge() < 2 * self.segment.size:
-            return False
-        return bool(lib.dlx_make_huge(self._pages.address, self.segment.size) == 0)
+    @property
+    def pages(self) -> Any:
+        """The address, as cffi takes it."""
+        return self._pages.address
 
 
-def _free_huge() -> int:
-    """Return the bytes of the machine's free memory in blocks of 2 MiB and more; 0 where that is not told."""
+def has_huge_pages(size: int) -> bool:
+    """Return whether the machine has so many bytes, and as many again, free in blocks of 2 MiB and more.
+
+    Where they are fewer, the kernel would first move other memory out of the way, however long that takes.
+    """
     try:
         lines = Path("/proc/buddyinfo").read_text().splitlines()
     except OSError:
-        return 0
+        return False
     # "Node 0, zone Normal" and the numbers of free blocks of 4 KiB, 8 KiB, ...
-    return sum(int(count) << 21 + i for line in lines for i, count in enumerate(line.split()[4 + 9 :]))
+    return sum(int(count) << 21 + i for line in lines for i, count in enumerate(line.split()[4 + 9 :])) >= 2 * size
 
 
 class Place:

@@ -32,6 +32,7 @@ from dlx._sharing.segment import (
     HEADER,
     Segment,
     data_start,
+    has_huge_pages,
     new_segment,
     opened,
     placed,
@@ -250,12 +251,11 @@ def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
         if block.run is not None:
             runs.extend((block.run[0], start + block.offset, block.run[1]))
     odd = [block for block in blocks if block.run is None]
-    is_large = bool(blocks) and segment.size - start >= MIN_MAPPED
+    is_large = bool(runs) and segment.size - start >= MIN_MAPPED and has_huge_pages(segment.size)
     mapping = segment.mapping("write") if odd or is_large else None
+    pages = mapping.pages if is_large and mapping is not None else ffi.NULL
     given = ffi.cast("dlx_run *", ffi.from_buffer(runs)), len(runs) // 3
-    if is_large and mapping is not None:
-        mapping.make_huge()
-    if lib.dlx_write_runs(segment.fd, *given) != 0:
+    if lib.dlx_write_runs(segment.fd, pages, segment.size, *given) != 0:
         if ffi.errno == errno.EFAULT:
             raise DlxError("memory of it cannot be read", fix="See whether the file that it maps has become shorter.")
         raise MemoryError(f"a segment of {amount(segment.size)}: {os.strerror(ffi.errno)}")
