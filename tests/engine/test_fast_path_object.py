@@ -351,6 +351,42 @@ def test_results_of_the_fast_path_survive(torch, outcomes, action):
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
+    """It is freed when that call is over, and not before: another thread has cleared the routes many times by then."""
+    out = python(
+        """
+        import threading, weakref
+        import dlx
+        from dlx._core import native
+        from dlx._engine.fast_path import Route
+        class Box: pass
+        class Kept:
+            def __call__(self, tensor): raise AssertionError
+        opened, go_on, results = threading.Event(), threading.Event(), []
+        def children(box):
+            opened.set()
+            assert go_on.wait(60)
+            return [dlx.empty((2,), "float32")]
+        kept = Kept()
+        native.route_add(Box, "dlx", Route(children=children, load=kept))
+        known, kept = weakref.ref(kept), None
+        thread = threading.Thread(target=lambda: results.append(dlx.convert(Box(), to="dlx")))
+        thread.start()
+        assert opened.wait(60)
+        for _ in range(100):
+            native.routes_clear()
+            native.route_add(Box, "dlx", Route())
+        there = known() is not None
+        go_on.set()
+        thread.join()
+        native.routes_clear()
+        print(there, known() is None, results[0][0].shape)
+        """,
+        args=(),
+    )
+    assert out == "True True (2,)\n"
+
+
 def test_ten_threads_and_routes_that_are_cleared(np, torch, python):
     """Ten threads convert shared and private arrays, routes are cleared meanwhile: nothing is left.
 
