@@ -229,7 +229,7 @@ def buffers_of_one_block():
         "other byte order": (ctypes.c_int.__ctype_be__ * 2).from_buffer(block),
         "other": array.array("i", [1, 2]),
         "empty": array.array("i"),
-        "text": array.array("u", "ab"),
+        "text": (ctypes.c_wchar * 2)("a", "b"),
         "block": block,
     }
 
