@@ -37,23 +37,23 @@ def test_generated_producers():
 FAULTS = {
     "calls twice": (
         """
-        from dlx._protocols import dlpack
-        once = dlpack._call
-        dlpack._call = lambda obj, wanted: (once(obj, wanted), once(obj, wanted))[1]
+        from dlx._registry.generic import DLPackAdapter
+        once = DLPackAdapter.export
+        DLPackAdapter.export = lambda self, obj, **options: (once(obj, **options), once(obj, **options))[1]
         """,
         "the producer was called 2 times",
     ),
     "swallows": (
         """
-        from dlx._protocols import dlpack
+        from dlx._registry.generic import DLPackAdapter
         from dlx.errors import ConversionError
-        real = dlpack._call
-        def call(obj, wanted):
+        real = DLPackAdapter.export
+        def export(self, obj, **options):
             try:
-                return real(obj, wanted)
+                return real(obj, **options)
             except BaseException:
                 raise ConversionError("something went wrong") from None
-        dlpack._call = call
+        DLPackAdapter.export = export
         """,
         "replaced:",
     ),
