@@ -43,9 +43,9 @@ def build():
 
 
 def table(kind):
-    """Return the exchange table of a type, in its capsule."""
-    found = getattr(kind, "__dlpack_c_exchange_api__", None)
-    return found if found is not None else registry.knows(kind).fast_path.exchange()
+    """Return the exchange table that the fast path uses of a type, in its capsule."""
+    facts = registry.knows(kind).fast_path
+    return facts.exchange() if facts.exchange is not None else kind.__dlpack_c_exchange_api__
 
 
 def floor_of(module, kind, target):
