@@ -26,8 +26,10 @@ sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the nex
 # the time of what trains with torch. OpenMP reads it where torch is imported, in processes of tests as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# jax compiles without optimization: a quarter of the time of what compiles many small functions once each.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# jax compiles without optimization: what compiles many small functions once each takes a quarter less. Where nothing is
+# left out, and in CI, jax is as users have it.
+if os.environ.get("DLX_SHORT_EXIT"):
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # torch's compiler, which much of torch imports, finds no triton: to import that would turn the GIL on.
 if FREE_THREADED:

@@ -228,10 +228,11 @@ def test_names_and_powers_are_marked_as_code():
         assert bold_by_mistake(text) == [], name_of(page)
     for path in sorted((ROOT / "dlx").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (ast.get_docstring(node) or "").splitlines()
                 text = "\n".join(line for line in lines if not line.startswith((" " * 8, ">>>", "...")))
-                assert len(bold_by_mistake(text)) < 2, f"{path}: {node}"  # one alone is no pair
+                where = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
+                assert len(bold_by_mistake(text)) < 2, where  # one alone is no pair
 
 
 def bold_by_mistake(text):

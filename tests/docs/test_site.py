@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import PAGES, ROOT, blocks, navigation
 
-pytestmark = pytest.mark.slow  # it is built for them
+pytestmark = pytest.mark.slow  # the site is built for these
 
 
 @pytest.fixture(scope="module")

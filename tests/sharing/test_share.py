@@ -2,12 +2,14 @@
 
 import collections
 import dataclasses
+import errno
 import gc
 import json
 import math
 import multiprocessing
 import os
 import pickle
+import platform
 import shlex
 import shutil
 import socket
@@ -395,36 +397,62 @@ class TestMemory:
     @pytest.mark.parametrize("kernel", ["as it is", "no huge pages", "no process_vm_readv"])
     def test_large_memory_is_copied_into_huge_pages_where_the_kernel_makes_them(self, python, kernel):
         """Either way all of it is copied, by two threads: runs of bytes, large and small, and single elements."""
+        refused = {"x86_64": 310, "aarch64": 270}.get(platform.machine())  # the number of process_vm_readv
+        if kernel == "no process_vm_readv" and refused is None:
+            pytest.skip(f"the number of process_vm_readv on {platform.machine()} is not known here")
         out = python(f"""
-            import ctypes, pathlib, platform, re, struct
+            import ctypes, os, pathlib, re, struct
             import numpy as np
             import dlx
-            from dlx._sharing.segment import has_huge_pages
+            from dlx._core.extension import ffi, lib
+            from dlx._sharing import sharing
 
+            sharing.has_huge_pages = lambda size: True  # what is free depends on what else runs here
             libc = ctypes.CDLL(None, use_errno=True)
             if {kernel == "no huge pages"}:
                 assert libc.prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
             if {kernel == "no process_vm_readv"}:  # by a filter of system calls, as containers have
-                number = {{"x86_64": 310, "aarch64": 270}}[platform.machine()]
                 # load the call's number; unless it is this one, skip one; EPERM; allow
-                steps = (0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
+                steps = (0x20, 0, 0, 0), (0x15, 0, 1, {refused}), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
                 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
                 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
                 assert libc.prctl(22, 2, struct.pack("H6xQ", len(steps), ctypes.addressof(code)), 0, 0) == 0
                 assert libc.process_vm_readv(0, None, 0, None, 0, 0) == -1 and ctypes.get_errno() == 1
+
+            def probe(size=64 << 20, huge=2 << 20):  # twice what is shared below; the error, or 0
+                fd = os.memfd_create("probe")
+                os.ftruncate(fd, size)
+                pages = lib.dlx_map(fd, size, lib.DLX_MAP_WRITE)
+                address = int(ffi.cast("uintptr_t", pages))
+                for at in range(address, address + size, huge):
+                    ctypes.memset(at, 1, 1)
+                failed = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), 25)  # MADV_COLLAPSE
+                error = ctypes.get_errno() if failed else 0
+                lib.dlx_unmap(pages, size)
+                os.close(fd)
+                return error
+
             run = np.random.default_rng(1).integers(0, 256, (17 << 20) + 3, np.uint8)
             small = [run[i : i + 70].copy() for i in range(0, 3 << 20, 300)]
             odd = run[: 3 << 20].reshape(-1, 3)[::2, 1].astype("f8"), np.arange(1 << 20).reshape(4, -1)[:, ::3]
             tree = [run, *small, *odd, run[: 5 << 20].copy()]
-            may_be_huge = has_huge_pages(100 << 20)
+            before = probe()
             with dlx.share(tree) as handle:
                 found = dlx.attach(handle, "numpy")
+            after = probe()
             assert all(np.array_equal(a, b) for a, b in zip(found, tree, strict=True))
             maps = pathlib.Path("/proc/self/smaps").read_text()
             huge = re.findall(r"memfd:dlx.*?ShmemPmdMapped: +([0-9]+)", maps, re.DOTALL)
-            print(may_be_huge, any(map(int, huge)))
+            print(before, after, int(any(map(int, huge))))
         """)
-        assert out.endswith("False\n") or (out == "True True\n" and kernel != "no huge pages")
+        before, after, is_huge = map(int, out.split())
+        if kernel == "no huge pages":
+            assert before
+            assert not is_huge
+        elif {before, after} & {errno.ENOMEM, errno.EAGAIN, errno.EBUSY}:
+            pytest.skip("the kernel makes huge pages on request, and finds no memory for them now")
+        else:
+            assert is_huge == (before == 0)
 
     def test_arrays_are_made_where_the_target_takes_them(self, np, torch):
         """Without a dlx.Tensor in between; None where one of them has to be copied, or is refused."""

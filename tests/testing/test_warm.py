@@ -57,3 +57,10 @@ def test_a_call_that_takes_too_long_shifts_no_status():
     with pytest.raises(warm.subprocess.TimeoutExpired):
         warm.run("import time; time.sleep(600)", modules=MODULES, timeout=0.1)
     assert warm.run("raise SystemExit(7)", modules=MODULES).returncode == 7
+
+
+@pytest.mark.parametrize("code", ["sys.stdout = sys.stderr = None", "sys.stdout.close(); sys.stderr.close()"])
+def test_a_short_end_needs_no_output_to_flush(code):
+    """What the code has closed is left alone, as Python does when it ends."""
+    done = warm.run(f"import sys; {code}", modules=MODULES, env=os.environ | {"DLX_SHORT_EXIT": "1"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
