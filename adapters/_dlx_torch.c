@@ -141,6 +141,15 @@ static int learns(const DLPackExchangeAPI* theirs, PyObject* sample) {
          memcmp(found.strides, said.strides, bytes) == 0;
 }
 
+/* A table may be newer, with older ones behind it: the one whose slots are known. Errors: NULL,
+ * there is none. */
+static const DLPackExchangeAPI* known_version(const DLPackExchangeAPIHeader* header) {
+  for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
+    if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
+  }
+  return NULL;
+}
+
 PyDoc_STRVAR(
     exchange_table_doc,
     "exchange_table(own, samples, /)\n--\n\n"
@@ -155,6 +164,8 @@ static PyObject* exchange_table(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyList_Type, &samples)) return NULL;
   const DLPackExchangeAPI* theirs = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (theirs == NULL) return NULL;
+  theirs = known_version(&theirs->header);
+  if (theirs == NULL) return Py_NewRef(capsule);
   PY_LOCKED(module)
   Py_ssize_t i = 0, n = PyList_GET_SIZE(samples);
   if (own == NULL && n && torch.plain_class && theirs->dltensor_from_py_object_no_sync) {

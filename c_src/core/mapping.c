@@ -3,10 +3,9 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
 
 #include "dlx.h"
+#include "parallel.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -157,11 +156,8 @@ int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int
   writing w = {.fd = fd, .mapping = mapping, .size = size, .runs = runs, .count = count};
   if (mapping == NULL) return write_between(&w, 0, size);
   pthread_t helper;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for threads that Python knows */
-  int is_helped = size >= MIN_THREADED && pthread_create(&helper, NULL, write_pieces, &w) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int is_helped =
+      size >= MIN_THREADED && dlx_cores() > 1 && dlx_thread_start(&helper, write_pieces, &w) == 0;
   write_pieces(&w);
   if (is_helped) pthread_join(helper, NULL);
   errno = w.failed;

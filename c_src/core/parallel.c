@@ -4,9 +4,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
+#include "parallel.h"
 #include "copy.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
@@ -31,19 +31,20 @@ static void* run(void* argument) {
   return NULL;
 }
 
-/* How many threads may copy: at most one a core that this process may use. */
+int dlx_cores(void) {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+/* How many threads may copy. */
 static int threads_for(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
   int is_run = n > 0 && axes[n - 1].from == item && axes[n - 1].to == item;
   if (n == 0 || nbytes < (is_run ? MIN_RUN : MIN_STRIDED)) return 1;
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
-  int most = CPU_COUNT(&cores) < MAX_THREADS ? CPU_COUNT(&cores) : MAX_THREADS;
+  int cores = dlx_cores(), most = cores < MAX_THREADS ? cores : MAX_THREADS;
   return axes[0].extent < most ? (int)axes[0].extent : most;
 }
 
-/* A thread of ours takes no signals: handlers expect those of the program. A fault is its own:
- * where that is blocked, the process ends without its handler. Errors: as pthread_create. */
-static int start(part* p) {
+int dlx_thread_start(pthread_t* thread, void* (*function)(void*), void* argument) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
   sigset_t all, before;
   pthread_attr_t attributes;
@@ -53,7 +54,7 @@ static int start(part* p) {
   if (failed) return failed;
   pthread_attr_setstacksize(&attributes, STACK);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  failed = pthread_create(&p->thread, &attributes, run, p);
+  failed = pthread_create(thread, &attributes, function, argument);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
   return failed;
@@ -72,7 +73,7 @@ void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* ax
     memcpy(p->axes, axes, (size_t)n * sizeof *axes);
     int64_t extent = (axes[0].extent - done) / (threads - started);
     p->axes[0].extent = extent; /* the thread's own once it runs: it may order its axes anew */
-    if (start(p) != 0) break;   /* the rest is copied here */
+    if (dlx_thread_start(&p->thread, run, p) != 0) break; /* the rest is copied here */
     done += extent;
   }
   if (n) axes[0].extent -= done;

@@ -288,7 +288,7 @@ void dlx_unmap(void* address, int64_t size);
 typedef struct {
   int64_t from; /* address of memory of the host */
   int64_t to;   /* offset in a file */
-  int64_t size; /* bytes, not 0 */
+  int64_t size; /* bytes, more than 0: a run without any is to be left out */
 } dlx_run;
 
 /* Write runs of bytes into a file, in ascending order of their offsets; small gaps become zeros.

@@ -522,9 +522,19 @@ RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVer
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
 }
 
+/* An array that is in the target framework already. Owns, Errors: as py_fast_path_run. */
+static PyObject* run_same(py_route* r, PyObject* obj, unsigned options) {
+  if (!(options & DLX_COPIES)) return py_fast_path_same(r, obj, options);
+  py_route_enter(r);
+  PyObject* same = py_fast_path_same(r, obj, options);
+  PyObject* copy = same ? py_fast_path_copied(r, same) : NULL;
+  py_route_leave(r);
+  return copy;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
-  if (r->is_same) return py_fast_path_same(r, obj, options);
+  if (r->is_same) return run_same(r, obj, options);
   uint32_t resolvable;
   PyObject* result = NULL;
   py_route_enter(r);
@@ -589,21 +599,37 @@ static PyObject* without_graph(const py_route* r, PyObject* obj) {
   return plain;
 }
 
-/* An array of the target framework, copied there where nothing blocks its export. Owns: new
- * reference. Errors: NULL, as py_fast_path_route. */
-RARE PyObject* copied(py_route* r, PyObject* obj) {
+/* Whether to borrow an array neither waits for it nor changes it, as its adapter says. Errors: 0 =
+ * ask Python. */
+static int is_ready(const py_route* r, PyObject* obj) {
+  PyObject* answer = r->ready ? PyObject_CallOneArg(r->ready, obj) : Py_NewRef(Py_True);
+  if (answer == NULL) py_error_forget();
+  Py_XDECREF(answer);
+  return answer == Py_True;
+}
+
+/* Whether nothing blocks the export of an array of the target framework, which may copy it then.
+ * Errors: 0 = ask Python. */
+RARE int may_copy(py_route* r, PyObject* obj) {
   uint32_t resolvable = 0;
-  if (r->copy == NULL || r->is_managed || !py_fast_path_is_open(r, obj)) return NULL;
+  if (r->copy == NULL || r->is_managed || !py_fast_path_is_open(r, obj) || !is_ready(r, obj))
+    return 0;
   DLManagedTensorVersioned* made = borrow_clear(r, obj, DLX_COPIES, &resolvable);
-  if (made == NULL) return NULL;
+  if (made == NULL) return 0;
   dlx_managed_release(made);
-  PyObject* copy = resolvable ? NULL : PyObject_CallOneArg(r->copy, obj);
+  return resolvable == 0;
+}
+
+PyObject* py_fast_path_copied(const py_route* r, PyObject* same) {
+  PyObject* copy = PyObject_CallOneArg(r->copy, same);
   if (copy == NULL) py_error_forget();
+  Py_DECREF(same);
   return copy;
 }
 
 RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
-  if (options & DLX_COPIES) return options & DLX_DETACHES ? NULL : copied(r, obj);
+  if (options & DLX_COPIES)
+    return options & DLX_DETACHES || !may_copy(r, obj) ? NULL : Py_NewRef(obj);
   int asks = r->is_examined || (options & DLX_HOST_ONLY && !r->is_host_only);
   /* A table without a borrow slot is not asked: its managed one may wait for the array. */
   int can_ask =

@@ -158,6 +158,7 @@ static int remember_next(walk* w, visit* slot, PyObject* obj) {
 static outcome look_into(walk* w, Py_ssize_t which, int has_rule) {
   PyObject* child = w->items[which].value;
   visit* v = find(w, child);
+  if (*v < 0) return LEAVE; /* it was met as an array: its type has become a container's since */
   if (*v) {
     node* known = &w->nodes[*v - 1];
     if (known->is_open && (has_rule || PyTuple_CheckExact(child)))
@@ -298,6 +299,17 @@ static outcome copy_all(walk* w) {
     if (!l->is_borrowed || l->resolvable == DLX_ON_DEVICE) continue;
     if ((l->resolvable || w->options & DLX_COPIES) &&
         (l->made = py_fast_path_resolve(l->route, l->made, w->options, l->resolvable)) == NULL)
+      return leave();
+  }
+  return DONE;
+}
+
+/* The copies that the target framework makes of its own arrays. One may fail, so they come before
+ * those of capsules, see copy_all. */
+static outcome copy_within(walk* w) {
+  for (Py_ssize_t i = 0; w->options & DLX_COPIES && i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->route->is_same && (l->result = py_fast_path_copied(l->route, l->result)) == NULL)
       return leave();
   }
   return DONE;
@@ -471,8 +483,8 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned
 
   PyObject* result = NULL;
   if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && order_all(&w) == DONE &&
-      copy_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
-      unflatten(&w) == DONE)
+      copy_within(&w) == DONE && copy_all(&w) == DONE &&
+      hand_over_all(&w, callable, root, to) == DONE && unflatten(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   else if (!PyErr_Occurred())
     leave_capsules(&w);

@@ -83,7 +83,8 @@ static inline void* widen(void* array, const void* few, size_t size, Py_ssize_t 
 }
 
 static inline Py_ssize_t room_for(Py_ssize_t room, Py_ssize_t wanted) {
-  return wanted > 2 * room ? wanted : 2 * room;
+  Py_ssize_t twice = room > INT32_MAX / 2 ? INT32_MAX : 2 * room;
+  return wanted > twice ? wanted : twice;
 }
 
 /* Each of these makes room. Errors: -1 with MemoryError, the content as it was. */
@@ -99,7 +100,7 @@ static inline int need_items(walk* w, Py_ssize_t more) {
 
 static inline int need_node(walk* w) {
   if (w->n_nodes < w->room_nodes) return 0;
-  Py_ssize_t old = w->room_nodes, room = 2 * old;
+  Py_ssize_t old = w->room_nodes, room = room_for(old, old + 1);
   node* nodes = widen(w->nodes, w->few_nodes, sizeof(node), old, room);
   if (nodes == NULL) return -1;
   w->nodes = nodes; /* kept, should one of the others fail */

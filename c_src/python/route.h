@@ -121,7 +121,9 @@ typedef struct py_route {
   unsigned leaves; /* options of a call that are left to Python */
   dlx_capabilities accepts;
   _Atomic py_plain plain;
-  PyObject* copy; /* copy(array) of one that is in its framework already; strong, or NULL */
+  PyObject* copy;  /* copy(array) of one that is in its framework already; strong, or NULL */
+  PyObject* ready; /* ready(array): whether borrowing that one neither waits for it nor changes it;
+                      strong, or NULL: it never does */
 } py_route;
 
 /* ---- python/route_read.c --------------------------------------------------------------------- */
@@ -261,9 +263,14 @@ DLManagedTensorVersioned* py_fast_path_resolve(const py_route* route,
                                                DLManagedTensorVersioned* made, unsigned options,
                                                uint32_t resolvable);
 
-/* The result for an array that is in the target framework already, by a route that is_same. Owns:
- * new reference. GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+/* The result for an array that is in the target framework already, by a route that is_same; with
+ * DLX_COPIES what is then given to py_fast_path_copied. Owns: new reference. GIL: needed; may run
+ * Python. Errors: NULL, as py_fast_path_route. */
 PyObject* py_fast_path_same(py_route* route, PyObject* obj, unsigned options);
+
+/* The copy that the framework makes of it. Owns: takes `same`; new reference. GIL: needed; runs
+ * Python. Errors: NULL, as py_fast_path_route. */
+PyObject* py_fast_path_copied(const py_route* route, PyObject* same);
 
 /* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
  * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */

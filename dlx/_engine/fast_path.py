@@ -140,6 +140,8 @@ class Route:
     """Makes the target's array of a dlx.Tensor, where no table of the target is used."""
     copy: Callable[[Any], Any] | None = None
     """Copies an array that is in the target framework already, within it."""
+    ready: Callable[[Any], bool] | None = None
+    """Says whether borrowing that array neither waits for it nor changes it; None: it never does."""
     guards: tuple[Guard, ...] = ()
     quick: object = None
     """A capsule of the C function that answers further guards."""
@@ -248,6 +250,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
         copy=source.copy if is_same and type(source).copy is not Adapter.copy else None,
+        ready=given.ready if is_same else None,
         guards=tuple(_guards(given, kind, answered)),
         quick=quick,
         switches=tuple(

@@ -10,6 +10,7 @@ from agreement import agree
 import dlx
 from dlx._core import native
 from dlx._engine import fast_path
+from dlx._registry.registry import registry
 
 in_c = native.FastPathFunction(lambda *args, **options: NotImplemented, fast_path.learn, fast_path.consumer_failed)
 
@@ -96,6 +97,49 @@ def test_an_array_that_is_copied_in_its_framework(np, torch):
     fresh = dlx.convert([source, source], to="torch", copy=True)
     assert fresh[0] is fresh[1] and not dlx.shares_memory(fresh[0], source)
     assert source.untyped_storage().resizable()
+
+
+@pytest.fixture
+def copies(torch, monkeypatch):
+    """Return the tensors that torch's adapter copies, in a list."""
+    kind, seen = type(registry.target("torch").adapter), []
+    copy = kind.copy
+
+    def noted(self, obj, device=None):
+        seen.append(obj)
+        return copy(self, obj, device)
+
+    monkeypatch.setattr(kind, "copy", noted)
+    native.routes_clear()
+    yield seen
+    native.routes_clear()
+
+
+def test_nothing_is_copied_before_the_whole_tree_was_looked_at(np, torch, copies):
+    """One whose last array is left to Python is copied once, one that is refused not at all."""
+    left, refused = torch.ones(3, requires_grad=True), np.array(["text"])
+    for _ in range(2):  # the second call finds the routes
+        dlx.convert([torch.ones(3), left], to="torch", copy=True)
+        assert len(copies) == 2
+        copies.clear()
+        with pytest.raises(dlx.errors.DTypeError):
+            dlx.convert([torch.ones(3), refused], to="torch", copy=True)
+        assert copies == []
+    tree = [torch.ones(3), torch.zeros(2), np.ones(3)]
+    assert in_c(tree, to="torch", copy=True) is not NotImplemented
+    assert len(copies) == 2
+
+
+def test_a_copy_within_torch_leaves_a_lazy_clone_lazy(torch):
+    """To borrow a copy-on-write tensor would give it memory of its own."""
+    if not hasattr(torch._C, "_is_cow_tensor"):
+        pytest.skip("this torch has no copy-on-write tensors")
+    dlx.convert(torch.ones(3), to="torch", copy=True)
+    for wrap in (lambda tensor: tensor, lambda tensor: [tensor]):
+        source = torch.ones(3)
+        clone = torch._lazy_clone(source)
+        dlx.convert(wrap(clone), to="torch", copy=True)
+        assert torch._C._is_cow_tensor(clone) and torch._C._is_cow_tensor(source)
 
 
 def test_an_array_of_numpy_that_stays_there(np):

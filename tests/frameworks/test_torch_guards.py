@@ -204,3 +204,36 @@ def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
         assert _dlx_torch.exchange_table(lying, samples) is lying
         """
     )
+
+
+@pytest.mark.torch("2.10")
+def test_only_tables_of_a_known_version_are_read(torch, guards, python):
+    """Slots of another major version mean something else: an older table behind it is read, or none."""
+    python(
+        """
+        import ctypes, torch, _dlx_torch
+        from dlx._core.native import ffi
+
+        real = torch.Tensor.__dlpack_c_exchange_api__
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+        known = ffi.cast("DLPackExchangeAPI*", pointer(real, b"dlpack_exchange_api"))
+        name = ctypes.create_string_buffer(b"dlpack_exchange_api")
+        newer = ffi.new("DLPackExchangeAPI*")
+        newer.header.version.major = known.header.version.major + 1
+        newer.dltensor_from_py_object_no_sync = ffi.cast(
+            ffi.typeof(newer.dltensor_from_py_object_no_sync), 8
+        )
+        capsule = make(int(ffi.cast("uintptr_t", newer)), ctypes.addressof(name), None)
+        assert _dlx_torch.guard_function() is not None
+        samples = [torch.ones(2, 3)]
+        assert _dlx_torch.exchange_table(capsule, samples) is capsule
+        newer.header.prev_api = ffi.addressof(known.header)
+        found = _dlx_torch.exchange_table(capsule, samples)
+        assert found is not capsule
+        made = ffi.cast("DLPackExchangeAPI*", pointer(found, b"dlpack_exchange_api"))
+        assert made.header.version.major == known.header.version.major
+        """
+    )

@@ -22,7 +22,7 @@ import weakref
 from multiprocessing import resource_tracker
 
 import pytest
-from project import ROOT
+from project import ROOT, compiled
 from reference import INT4
 
 import dlx
@@ -357,6 +357,25 @@ class TestMemory:
             print(os.waitpid(child, 0)[1] & 127 == signal.SIGSEGV)
         """)
         assert out == "True\n"
+
+    @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread writes")
+    def test_a_thread_that_helps_takes_faults_and_no_other_signals(self, python):
+        """As one that copies. A small file is written by one thread, and so is any on one core."""
+        program = """
+            import ctypes, os, signal, dlx
+            noted = ctypes.CDLL(None)
+            def started(size):
+                before = noted.threads_started()
+                dlx.share(bytearray(size)).close()
+                return noted.threads_started() - before
+            print(started(1 << 20), started(32 << 20))
+            print(*(noted.last_takes(each) for each in (signal.SIGSEGV, signal.SIGBUS, signal.SIGALRM, signal.SIGINT)))
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            print(started(32 << 20))
+        """
+        preloaded = [*os.environ.get("LD_PRELOAD", "").split(), str(compiled("threads_started"))]
+        out = python(program, env=os.environ | {"LD_PRELOAD": " ".join(preloaded)})
+        assert out == "0 1\n1 1 0 0\n0\n"
 
     def test_the_size_can_be_changed_by_nobody(self):
         with dlx.share(bytearray(10)) as handle:
