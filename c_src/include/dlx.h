@@ -293,9 +293,9 @@ typedef struct {
 
 /* Write runs of bytes into a file, in ascending order of their offsets; small gaps become zeros.
  * `mapping` is NULL, or the file's first `size` bytes, mapped to write for everybody: it then gets
- * huge pages where the kernel makes them, filled by two threads. No page that runs cover is cleared
- * first without need, none faults. GIL: not needed; callers release it.
- * Errors: -1 with errno, EFAULT where memory cannot be read: its file has become shorter. */
+ * huge pages where the kernel makes them, filled from 16 MiB on by two threads. No page that runs
+ * cover is cleared first without need, none faults. GIL: not needed; callers release it. Errors: -1
+ * with errno, EFAULT where memory cannot be read: its file has become shorter. */
 int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int64_t count);
 
 /* ---- texts ----------------------------------------------------------------------------------- */
