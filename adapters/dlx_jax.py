@@ -419,8 +419,8 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
 def _is_ready(obj: Any) -> bool:
     """Return whether nobody would wait for an array: it is deleted, which its export says, or has its values.
 
-    One question at once, since jax dies of the second one about a deleted array. No other thread runs between the calls
-    of `map`.
+    One question at once, since jax dies of the second one about a deleted array. With the GIL no other thread runs
+    between the calls of `map`.
     """
     return any(map(operator.call, (obj.is_deleted, obj.is_ready)))
 

@@ -138,7 +138,8 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     kind = type(objs[0])
     if registry.producer(objs[0]) is not INTERFACE or any(type(obj) is not kind for obj in objs):
         return []
-    said = [obj.__array_interface__ for obj in objs]
+    asked = {each: obj.__array_interface__ for each, obj in {id(obj): obj for obj in objs}.items()}
+    said = [asked[id(obj)] for obj in objs]
     one, first = memory.array_interface(objs[0], said[0]), said[0]
     if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
         data = [_bytes_as(each, first, one.nbytes) for each in said]

@@ -49,6 +49,7 @@ class Transfer:
         "decision",
         "deferred",
         "device",
+        "found",
         "known",
         "needs_export",
         "obj",
@@ -62,6 +63,7 @@ class Transfer:
     def __init__(self, obj: Any, source: Adapter) -> None:
         self.obj, self.source = obj, source
         self.said: Any = None  # `Description.info`
+        self.found: Device | None = None  # `Description.device`
         self.needs_export = False
         self.device: Device | None = None  # of device memory, whose export is passed a stream
         self.before = self.decision = UNDECIDED  # what is done before the export, and in all
@@ -76,7 +78,7 @@ class Transfer:
         held = self.tensor if self.tensor is not None else self.owned
         if self.known is None or (self.known.shape is None and held is not None):
             try:
-                self.known = info_of(self.said, self.source, self.obj, held)
+                self.known = info_of(self.said, self.source, self.obj, held, self.found)
             except DlxError:
                 raise
             except Exception as error:
@@ -312,15 +314,15 @@ class Batch:
         """Decide what can be decided before any producer is called."""
         obj, source = transfer.obj, transfer.source
         try:
-            transfer.said, blockers, transfer.tensor, transfer.needs_export, device = source.describe(obj)
+            transfer.said, blockers, transfer.tensor, transfer.needs_export, transfer.found = source.describe(obj)
             later = None if source.map_chunks is None or not self._may_defer else deferred(obj, source, self.request)
             if later is not None:
                 transfer.before, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
                 transfer.before = approach(obj, source, blockers, transfer.info, self.request)
-            on_host = device == HOST if transfer.tensor is None else transfer.tensor.is_host
+            on_host = transfer.found == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.before.outcome == "unknown" and not on_host:
-                self._reach(transfer, device)
+                self._reach(transfer)
         except DlxError:
             raise
         except Exception as error:
@@ -349,13 +351,12 @@ class Batch:
                 transfer.before = Decision((gather,), copies=True)
                 return
 
-    def _reach(self, transfer: Transfer, device: Device | None) -> None:
+    def _reach(self, transfer: Transfer) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
         if not takes_stream(transfer.source):
             return
-        if transfer.tensor is not None:
-            device = transfer.tensor.device
-        elif device is None and transfer.said is not None:
+        device = transfer.found if transfer.tensor is None else transfer.tensor.device
+        if device is None and transfer.said is not None:
             device = transfer.info().device
         if device is not None and not host_readable(device):
             transfer.device = device

@@ -51,15 +51,16 @@ def forget_frames(error: BaseException | None) -> None:
                 waiting += error.exceptions
 
 
-def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> ArrayInfo:
-    """Return what there is to say of an array: what its adapter said (`Description.info`), or what was exported."""
+def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None, device: Device | None = None) -> ArrayInfo:
+    """Return what there is to say of an array: what its adapter said (`Description`), or what was exported."""
     info = said if said is None or isinstance(said, ArrayInfo) else said()
     if tensor is not None and (info is None or info.shape is None):
         protocols = info.protocols if info is not None else ()
         return ArrayInfo.of_tensor(marked(tensor, source), source.name, type(obj), protocols)
     if info is not None:
         return info
-    return ArrayInfo(source.name, type_name(type(obj)), device=HOST if type(source.devices) is Devices else None)
+    device = device or (HOST if type(source.devices) is Devices else None)
+    return ArrayInfo(source.name, type_name(type(obj)), device=device)
 
 
 def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
@@ -77,7 +78,7 @@ def device_of(source: Adapter, obj: Any) -> Device | None:
         found = source.describe(obj)
         if found.tensor is not None:
             return found.tensor.device
-        return info_of(found.info, source, obj, None).device
+        return info_of(found.info, source, obj, None, found.device).device
     except DlxError as error:
         error.complete(source=type_name(type(obj)))
         raise

@@ -22,6 +22,7 @@ __all__ = ["Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "U
 
 HOST = Device("cpu")
 BYTES = DType("uint8")
+_NUMBERS = {"bool", "int", "float", "complex"}
 
 
 @set_module("dlx")
@@ -235,8 +236,10 @@ class Plan(Shown, _Fields):
 
     def _passing(self) -> Iterator[str]:
         """Give a line for each type that passes through, with the first places; first of all, if there is no array."""
-        if self.passed and not self.leaves and self.error is None:
-            yield "nothing is converted: no array is in it. Of a list of numbers, numpy.array makes one."
+        if not self.leaves and self.error is None:
+            is_number = any(kind in _NUMBERS for _, kind in self.passed)
+            advice = " Of a list of numbers, numpy.array makes one." * is_number
+            yield f"nothing is converted: no array is in it.{advice}"
         places: dict[str, list[str]] = {}
         for path, kind in self.passed:
             places.setdefault(kind, []).append(path)

@@ -46,7 +46,9 @@ def device_of(obj: Any) -> Device | None:
         return None
     try:
         answer = ask(obj)
-        if type(answer) is tuple and answer == HOST and isinstance(answer[0], int) and isinstance(answer[1], int):
+        is_pair = type(answer) is tuple and len(answer) == 2
+        # The types come first: what is no number may not let itself be compared.
+        if is_pair and isinstance(answer[0], int) and isinstance(answer[1], int) and answer == HOST:
             return HOST
         if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
             place = Device(answer[0], 0)

@@ -146,7 +146,10 @@ class DLPackAdapter(Adapter):
         if reason:
             fix = "Convert its elements to numbers in its own framework first."
             return Description(lambda: self._info(obj, dlpack.device_of(obj)), (Blocker(reason, fix, DTypeError),))
-        device = dlpack.device_of(obj)
+        try:
+            device = dlpack.device_of(obj)
+        except DlxError:  # raised again where it is asked for: an array may stay as it is
+            return Description(lambda: self._info(obj, dlpack.device_of(obj)), needs_export=True)
         return Description(functools.partial(self._info, obj, device), needs_export=True, device=device)
 
     def _info(self, obj: Any, device: Device | None) -> ArrayInfo:

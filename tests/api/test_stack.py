@@ -215,6 +215,8 @@ def test_what_writes_its_elements_out_is_asked_once(np, torch):
             assert (np.asarray(dlx.convert(result, to="numpy")) == np.stack(arrays)).all()
             assert [row.asked for row in rows] == [1] * 4
     assert dlx.stack([Written(np.zeros((0, 2), "f4"))] * 2, to="numpy").shape == (2, 0, 2)
+    twice = Written(arrays[1])
+    assert (dlx.stack([twice, twice], to="numpy") == np.stack([arrays[1]] * 2)).all() and twice.asked == 1
     mixed = [Written(arrays[0]), Written(arrays[1], strides=(6, 2), data=(arrays[1].ctypes.data, False))]
     assert (dlx.stack(mixed, to="numpy") == np.stack(arrays[:2])).all()
 

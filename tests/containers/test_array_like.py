@@ -254,6 +254,26 @@ def test_a_plan_lists_what_passes_through():
     assert "nothing is converted: no array is in it" in many and "nothing is converted" not in str(plan)
 
 
+@pytest.mark.parametrize(
+    ("source", "is_advised"),
+    [
+        ([], False),
+        ({"a": "x"}, False),
+        (((), [{}]), False),
+        ({"a": "x", "b": [None, 1]}, True),
+        ([1.0], True),
+        ([1j], True),
+        ([True], True),
+    ],
+    ids=str,
+)
+def test_a_plan_without_an_array_says_so(source, is_advised):
+    """And what makes an array of numbers, where there are some."""
+    said = str(dlx.plan(source, to="dlx")).splitlines()[1]
+    advice = " Of a list of numbers, numpy.array makes one." * is_advised
+    assert said == f"nothing is converted: no array is in it.{advice}"
+
+
 # ---- real libraries --------------------------------------------------------------------------------------------------
 
 

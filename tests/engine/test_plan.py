@@ -353,6 +353,22 @@ def test_probe_matters_to_generic_producers_only(np, torch, counting, source):
     assert str(dlx.plan(obj, "torch", probe=False)) == str(dlx.plan(obj, "torch"))
 
 
+@pytest.mark.parametrize("answer", ["nonsense", None], ids=["nonsense", "raises"])
+def test_nothing_is_said_of_the_device_of_a_producer_that_does_not_tell(answer):
+    """The refusal says why, and no device is made up."""
+
+    class Silent(Stranger):
+        def __dlpack_device__(self):
+            return answer or 1 // 0
+
+    source = Silent()
+    for options in ({}, {"probe": False}):
+        plan = dlx.plan(source, to="numpy", **options)
+        assert "its __dlpack_device__" in str(plan.error) and plan.source is None
+        assert "Silent" in str(plan.error)
+    assert source.calls == 0
+
+
 def test_without_probe_known_refusals_are_still_said():
     """A device out of reach is refused without asking for a capsule."""
     assert type(dlx.plan(device_of(Stranger, (2, 0))(), "dlx", probe=False).error) is errors.DeviceError

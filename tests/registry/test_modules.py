@@ -148,6 +148,75 @@ def test_what_it_refuses_it_is_not_given(module, change, fact, value):
     assert getattr(stated, fact) == (frozenset(value) if fact == "dtypes" else expected)
 
 
+class Placed(Array):
+    """An array of a module that says itself where it is, and what its export was given."""
+
+    def __init__(self, tensor, device=None):
+        super().__init__(tensor)
+        self.device, self.streams = device, []
+
+    def __dlpack__(self, *, stream=None, **keywords):
+        self.streams.append(stream)
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        if self.device is None:
+            raise RuntimeError("deleted")
+        return self.device
+
+
+@pytest.fixture
+def placed(module):
+    """A module of such arrays."""
+    return module(lambda tensor: Placed(dlx.from_dlpack(tensor), (1, 0)))
+
+
+@pytest.mark.parametrize("device", [None, "nonsense", (1 << 70, 0)], ids=str)
+def test_an_array_that_does_not_say_where_it_is_stays_as_it_is(placed, device):
+    """In its own framework nothing is asked of it; elsewhere its export says where it is."""
+    array = dlx.convert(floats(), to=placed)
+    array.device = device
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        assert convert(array, to=placed) is array and convert([array], to=placed)[0] is array
+        assert convert(array, to="dlx").data_ptr == array.tensor.data_ptr
+    assert dlx.plan(array, to=placed).outcome == "same" and not dlx.plan(array, to=placed).error
+    assert dlx.plan(array, to="dlx").outcome == "shared"
+
+
+def test_a_plan_says_where_an_array_of_a_module_is(placed):
+    """Without an export; `device=` is not taken for granted."""
+    array = dlx.convert(floats(), to=placed)
+    array.device = (2, 0)
+    plan = dlx.plan(array, to="numpy")
+    assert isinstance(plan.error, errors.DeviceError) and plan.source.device == dlx.Device("cuda:0")
+    plan = dlx.plan(array, to=placed)
+    assert plan.outcome == "same" and plan.source.device == plan.device == dlx.Device("cuda:0")
+    assert dlx.convert(array, to=placed, device="cuda:0") is array
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        with pytest.raises(errors.DeviceError):
+            convert(array, to=placed, device="cpu")
+    assert array.streams == []
+
+
+def test_an_array_of_a_module_on_a_device_is_given_a_stream(cuda, placed):
+    """That of the caller, or the one that dlx has for who asks for none; and memory that is moved is moved."""
+    array = dlx.convert(floats(), to=placed)
+    address = cuda.alloc(24)
+    array.tensor = dlx.from_pointer(address, (2, 3), "float32", device="cuda:0", owner=array)
+    array.device = (2, 0)
+    stream = cuda.stream()
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        array.streams.clear()
+        assert convert(array, to="dlx", stream=stream).data_ptr == address
+        assert convert([array, array], to="dlx", stream=stream)[0].data_ptr == address
+        assert len(array.streams) == 2 and None not in array.streams
+        moved = convert(array, to=placed, device="cpu")
+        assert moved is not array and moved.tensor.device == dlx.Device("cpu")
+        assert len(array.streams) == 3 and None not in array.streams
+    del moved, array
+    cuda.free(address)
+
+
 def test_one_that_changes_values_is_refused(module):
     """What comes back is compared; nothing that cannot be read back is trusted."""
 
