@@ -21,7 +21,7 @@ import dlx.typing
 
 EXAMPLES = ROOT / "tests" / "support" / "typing"
 WITH = ["targets.py", "containers.py", "mistakes.py"]
-CHECKERS = ["mypy", pytest.param("pyright", marks=pytest.mark.slow)]
+CHECKERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("mypy", "pyright")]
 
 
 def is_made():
@@ -111,6 +111,7 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
     assert set(errors(checker)) == set().union(*map(announced, WITH))
 
 
+@pytest.mark.slow
 def test_mypy_tells_a_wrong_argument_in_one_line(errors):
     """It would print every overload of `convert` otherwise: 47 lines for each mistake."""
     lines = (EXAMPLES / "mistakes.py").read_text().splitlines()

@@ -102,7 +102,10 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize(("words", "colour"), [(["--all"], ""), (["--all", "--json"], ""), (["--all"], "1")])
+@pytest.mark.parametrize(
+    ("words", "colour"),
+    [(["--all"], ""), (["--all", "--json"], ""), pytest.param(["--all"], "1", marks=pytest.mark.slow)],
+)
 def test_a_pipe_that_closes_half_way(tmp_path, words, colour):
     """`dlx inspect … | head -1`: the rest is written to nobody, and nobody is told of it; in colours, too."""
     tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(8000)}  # more than a pipe and its reader hold
@@ -134,7 +137,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
     assert (quiet.stdout, quiet.stderr) == (done.stdout, b"")
 
 
-@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("width", [40, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 140))])
 def test_screens_fit_a_terminal(tmp_path, width):
     """No line is wider, and names are broken behind their dots, not in a word."""
     rich = pytest.importorskip("rich.console")

@@ -38,6 +38,9 @@ if "jax" in sys.argv:
 """
 
 
+pytestmark = pytest.mark.slow  # it is built
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A folder with the example, built by its own Makefile, and the environment for it."""

@@ -164,7 +164,8 @@ def test_tensors_without_memory_are_refused_without_a_word(torch, guards, python
         torch.func.functionalize(refused)(ones)
         for odd in (ones.to_sparse(), ones.to("meta"), ones.to_mkldnn(), torch.nested.nested_tensor([ones, ones[:1]])):
             refused(odd)
-        """
+        """,
+        imported=True,
     )
 
 
@@ -202,7 +203,8 @@ def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
         assert _dlx_torch.exchange_table(lying, samples) is lying
         assert _dlx_torch.exchange_table(real, samples) is not real  # and this is what it needs
         assert _dlx_torch.exchange_table(lying, samples) is lying
-        """
+        """,
+        imported=True,
     )
 
 
@@ -235,5 +237,6 @@ def test_only_tables_of_a_known_version_are_read(torch, guards, python):
         assert found is not capsule
         made = ffi.cast("DLPackExchangeAPI*", pointer(found, b"dlpack_exchange_api"))
         assert made.header.version.major == known.header.version.major
-        """
+        """,
+        imported=True,
     )

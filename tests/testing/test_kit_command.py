@@ -176,6 +176,7 @@ def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
     assert "SIGABRT" in found[1].seen
 
 
+@pytest.mark.slow
 def test_a_check_that_never_ends_is_blamed(monkeypatch):
     """Its process is ended."""
     monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)

@@ -219,6 +219,7 @@ def test_torch_differentiates_jax(name):
         assert torch.autograd.gradgradcheck(flat, tensors, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLEX)
 def test_torch_differentiates_complex_functions_of_jax(name):
     """In torch's convention, which is not jax's."""
