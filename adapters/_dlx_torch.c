@@ -1,6 +1,6 @@
 /* torch's guards for dlx's fast callable, asked in C, and its exchange table with a slot of ours
  * for borrowing. Through Python's bindings guards cost more than the rest of a conversion (is_neg()
- * alone releases the GIL and takes it again), and torch's own slot 80 ns more than what it reads.
+ * alone releases the GIL and takes it again), and torch's own slot more than what it reads.
  *
  * torch's headers are not needed: the functions called here are declared in them, exported by its
  * libraries and found by name at run time. A tensor is handed to them by address, as C++ hands over
@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "dlx.h"
+#include "python/exchange.h"
 #include "python/threads.h"
 
 /* The head of a Python tensor: an at::Tensor, which is one pointer to its TensorImpl. */
@@ -141,15 +142,6 @@ static int learns(const DLPackExchangeAPI* theirs, PyObject* sample) {
          memcmp(found.strides, said.strides, bytes) == 0;
 }
 
-/* A table may be newer, with older ones behind it: the one whose slots are known. Errors: NULL,
- * there is none. */
-static const DLPackExchangeAPI* known_version(const DLPackExchangeAPIHeader* header) {
-  for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
-    if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
-  }
-  return NULL;
-}
-
 PyDoc_STRVAR(
     exchange_table_doc,
     "exchange_table(own, samples, /)\n--\n\n"
@@ -164,7 +156,7 @@ static PyObject* exchange_table(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyList_Type, &samples)) return NULL;
   const DLPackExchangeAPI* theirs = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (theirs == NULL) return NULL;
-  theirs = known_version(&theirs->header);
+  theirs = py_exchange_known(&theirs->header);
   if (theirs == NULL) return Py_NewRef(capsule);
   PY_LOCKED(module)
   Py_ssize_t i = 0, n = PyList_GET_SIZE(samples);

@@ -2,6 +2,7 @@
  * cached as absent (a library may add one to a type after import). */
 
 #include "dlx_python.h"
+#include "exchange.h"
 
 static const char k_table[] = "dlpack_exchange_api";
 
@@ -15,12 +16,7 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
     uintptr_t address = (uintptr_t)found; /* small, odd and negative numbers are none */
     if (address < 4096 || address % sizeof(void*) || address > INTPTR_MAX) found = NULL;
   }
-  /* Newer tables keep older ones behind them; the layout is only known for our major version. */
-  const DLPackExchangeAPIHeader* header = found;
-  for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
-    if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
-  }
-  return NULL;
+  return py_exchange_known(found);
 }
 
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {

@@ -73,7 +73,8 @@ static outcome copy_dict(walk* w, PyObject* dict) {
     at++[count] = (item){Py_NewRef(key), ITSELF};
   }
   if (at - first < count) {
-    while (at-- > first) { /* the dict holds them, too */
+    while (at > first) { /* the dict holds them, too */
+      at--;
       Py_DECREF(at[0].value);
       Py_DECREF(at[count].value);
     }

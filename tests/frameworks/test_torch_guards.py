@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import textwrap
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -169,22 +170,35 @@ def test_tensors_without_memory_are_refused_without_a_word(torch, guards, python
     )
 
 
+TABLES = """
+import ctypes, torch, _dlx_torch
+from dlx._core.native import ffi
+
+NAME = ctypes.create_string_buffer(b"dlpack_exchange_api")
+pointer, make = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_void_p]
+make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+
+def table(capsule):
+    return ffi.cast("DLPackExchangeAPI*", pointer(capsule, ctypes.addressof(NAME)))
+
+def capsule(table):
+    return make(int(ffi.cast("uintptr_t", table)), ctypes.addressof(NAME), None)
+
+real = torch.Tensor.__dlpack_c_exchange_api__
+known, samples = table(real), [torch.ones(2, 3)]
+assert _dlx_torch.guard_function() is not None
+"""
+
+
 @pytest.mark.torch("2.10")
 def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
     """Torch's own table stays where what is read of a tensor is not what its slot says."""
     python(
-        """
-        import ctypes, torch, _dlx_torch
-        from dlx._core.native import ffi
-
-        real = torch.Tensor.__dlpack_c_exchange_api__
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        make = ctypes.pythonapi.PyCapsule_New
-        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        table = ffi.cast("DLPackExchangeAPI*", pointer(real, b"dlpack_exchange_api"))
+        TABLES
+        + textwrap.dedent("""
         slot = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        asked = slot(int(ffi.cast("uintptr_t", table.dltensor_from_py_object_no_sync)))
+        asked = slot(int(ffi.cast("uintptr_t", known.dltensor_from_py_object_no_sync)))
 
         @slot
         def otherwise(obj, out):
@@ -192,18 +206,16 @@ def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
             ffi.cast("DLTensor*", out).byte_offset = 4
             return rc
 
-        copy = ffi.new("DLPackExchangeAPI*", table[0])
+        copy = ffi.new("DLPackExchangeAPI*", known[0])
         address = ctypes.cast(otherwise, ctypes.c_void_p).value
         copy.dltensor_from_py_object_no_sync = ffi.cast(
             ffi.typeof(copy.dltensor_from_py_object_no_sync), address
         )
-        lying = make(int(ffi.cast("uintptr_t", copy)), b"dlpack_exchange_api", None)
-        assert _dlx_torch.guard_function() is not None
-        samples = [torch.ones(2, 3)]
+        lying = capsule(copy)
         assert _dlx_torch.exchange_table(lying, samples) is lying
         assert _dlx_torch.exchange_table(real, samples) is not real  # and this is what it needs
         assert _dlx_torch.exchange_table(lying, samples) is lying
-        """,
+        """),
         imported=True,
     )
 
@@ -212,31 +224,20 @@ def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
 def test_only_tables_of_a_known_version_are_read(torch, guards, python):
     """Slots of another major version mean something else: an older table behind it is read, or none."""
     python(
-        """
-        import ctypes, torch, _dlx_torch
-        from dlx._core.native import ffi
-
-        real = torch.Tensor.__dlpack_c_exchange_api__
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        make = ctypes.pythonapi.PyCapsule_New
-        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
-        known = ffi.cast("DLPackExchangeAPI*", pointer(real, b"dlpack_exchange_api"))
-        name = ctypes.create_string_buffer(b"dlpack_exchange_api")
+        TABLES
+        + textwrap.dedent("""
         newer = ffi.new("DLPackExchangeAPI*")
         newer.header.version.major = known.header.version.major + 1
         newer.dltensor_from_py_object_no_sync = ffi.cast(
             ffi.typeof(newer.dltensor_from_py_object_no_sync), 8
         )
-        capsule = make(int(ffi.cast("uintptr_t", newer)), ctypes.addressof(name), None)
-        assert _dlx_torch.guard_function() is not None
-        samples = [torch.ones(2, 3)]
-        assert _dlx_torch.exchange_table(capsule, samples) is capsule
+        given = capsule(newer)
+        assert _dlx_torch.exchange_table(given, samples) is given
         newer.header.prev_api = ffi.addressof(known.header)
-        found = _dlx_torch.exchange_table(capsule, samples)
-        assert found is not capsule
-        made = ffi.cast("DLPackExchangeAPI*", pointer(found, b"dlpack_exchange_api"))
+        found = _dlx_torch.exchange_table(given, samples)
+        assert found is not given
+        made = table(found)
         assert made.header.version.major == known.header.version.major
-        """,
+        """),
         imported=True,
     )
