@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from abc import get_cache_token
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from dlx._protocols import dlpack
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
-from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
+from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
 from dlx.adapter.declarations import Container, FastPath
 from dlx.errors import DlxError
 
@@ -327,9 +328,16 @@ def _told(adapter: Adapter) -> Any:
 
 def _storage(target: Target) -> dict[int, Any] | None:
     """Return how dtypes are imported that the target takes under the name of a storage dtype of the same width."""
-    view = target.adapter.dtypes.viewed
+    dtypes = target.adapter.dtypes
     pairs = [(DType(name), DType(storage)) for name, storage in target.storage_as_wide().items()]
-    return {_key(dtype): (_key(stored), functools.partial(view, dtype=dtype)) for dtype, stored in pairs} or None
+    return {_key(dtype): (_key(stored), _viewed(dtypes, dtype)) for dtype, stored in pairs} or None
+
+
+def _viewed(dtypes: DTypes, dtype: DType) -> Callable[[Any], Any]:
+    """Return what views an array of its storage dtype as the real one."""
+    if type(dtypes).viewed is DTypes.viewed and dtype.name in dtypes.known():
+        return operator.methodcaller("view", dtypes.to_native(dtype))  # the same, looked up once
+    return functools.partial(dtypes.viewed, dtype=dtype)
 
 
 def _key(dtype: DType) -> int:
