@@ -52,7 +52,9 @@ def _trees(np, torch, leaves):
                 number, rounds = max(1, 2000 // n), 7 if n > 10**5 else 30
                 before = _passes()
                 raced = race(*all_of_them, number=number, rounds=rounds, clock=time.thread_time, collects=collects)
-                passes.append((_passes() - before - 1) / (len(raced) * number * (rounds + 1)))  # the race begins with one
+                passes.append(
+                    (_passes() - before - 1) / (len(raced) * number * (rounds + 1))
+                )  # the race begins with one
                 for kept, seconds in zip(times.values(), raced, strict=False):
                     kept.append(min(seconds) / n * 1e9)
             found.append(_grown(what, leaves, times, passes if collects else None))

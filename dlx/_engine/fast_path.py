@@ -23,7 +23,7 @@ from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
-from dlx.adapter.declarations import Container, FastPath
+from dlx.adapter.declarations import Container, FastPath, Layout
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
-        copy=source.copy if is_same and type(source).copy is not Adapter.copy else None,
+        copy=_copies(source, target) if is_same else None,
         ready=given.ready if is_same else None,
         guards=tuple(_guards(given, kind, answered)),
         quick=quick,
@@ -270,6 +270,14 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )
+
+
+def _copies(source: Adapter, target: Target) -> Callable[[Any], Any] | None:
+    """Return what copies an array within its framework; None where the Python path does."""
+    if source is TENSOR:
+        keep_order = bool(target.capabilities.layouts & Layout.PERMUTED)
+        return lambda tensor: native.tensor_copy(tensor, keep_order)
+    return source.copy if type(source).copy is not Adapter.copy else None
 
 
 def _like(kind: type, source: Adapter | None) -> Route | None:
