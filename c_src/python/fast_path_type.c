@@ -104,8 +104,8 @@ static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObj
   py_pending pending = py_pending_save();
   PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
   if (pending.traceback) PyException_SetTraceback(pending.value, pending.traceback);
-  PyObject* done = PyObject_CallFunctionObjArgs(refused, wrapped, names ? names : Py_None,
-                                                pending.value, NULL);
+  PyObject* done =
+      PyObject_CallFunctionObjArgs(refused, wrapped, names ? names : Py_None, pending.value, NULL);
   Py_XSETREF(pending.traceback, PyException_GetTraceback(pending.value));
   if (done) {
     Py_DECREF(done);
