@@ -613,7 +613,7 @@ static int is_ready(const py_route* r, PyObject* obj) {
 RARE int may_copy(py_route* r, PyObject* obj) {
   uint32_t resolvable = 0;
   if (r->copy == NULL || r->is_managed || !is_ready(r, obj)) return 0;
-  DLManagedTensorVersioned* made = borrow(r, obj, DLX_COPIES, &resolvable);
+  DLManagedTensorVersioned* made = py_fast_path_borrow(r, obj, DLX_COPIES, &resolvable);
   if (made == NULL) return 0;
   dlx_managed_release(made);
   return resolvable == 0;
