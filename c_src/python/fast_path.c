@@ -260,8 +260,7 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
   if (status != DLX_OK) return NULL;
   /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
    * path, unless a guard in C looks at it. */
-  int guarded = r->n_guards && r->quick == NULL;
-  if (!plain && ((guarded && made->dl_tensor.data == NULL) ||
+  if (!plain && ((made->dl_tensor.data == NULL && r->n_guards && r->quick == NULL) ||
                  !is_accepted(r, &made->dl_tensor, 0, options, resolvable))) {
     dlx_managed_release(made);
     return NULL;
