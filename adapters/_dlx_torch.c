@@ -25,6 +25,7 @@ typedef struct {
 static struct {
   _Bool (*is_neg)(const void*);             /* at::native, of a const Tensor& */
   _Bool (*is_conj)(const void*);            /* at::native */
+  _Bool (*is_zerotensor)(const void*);      /* at::native */
   _Bool (*requires_grad)(const void*);      /* c10::TensorImpl, a method: its pointer comes first */
   int32_t (*storage_size)(void*, int64_t*); /* bytes; torch's stable C interface */
   int32_t (*storage_offset)(void*, int64_t*); /* elements; the same, as all below but the last */
@@ -43,6 +44,8 @@ static const struct {
 } wanted[] = {
     {"libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE", (void**)&torch.is_neg},
     {"libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE", (void**)&torch.is_conj},
+    {"libtorch_cpu.so", "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
+     (void**)&torch.is_zerotensor},
     {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv", (void**)&torch.requires_grad},
     {"libtorch_cpu.so", "aoti_torch_get_storage_size", (void**)&torch.storage_size},
     {"libtorch_cpu.so", "aoti_torch_get_storage_offset", (void**)&torch.storage_offset},
@@ -55,11 +58,17 @@ static const struct {
     {"libc10.so", "_ZTVN3c1010TensorImplE", (void**)&torch.plain_class},
 };
 
+/* Whether a tensor is of the plain class, whose first word is the address of its virtual table's
+ * first function: sparse, nested and functorch's tensors are of others. */
+static int is_plain(void* const* handle) {
+  return *(void***)*handle == torch.plain_class + 2;
+}
+
 /* Whether a tensor lies inside its storage's bytes; strides are never negative in torch. `borrowed`
- * has been validated, so nothing overflows. */
-static int inside(void* handle, const DLTensor* borrowed) {
+ * has been validated, so nothing overflows, and without an address it has no elements. */
+static int inside(void** handle, const DLTensor* borrowed) {
   int64_t bytes, offset, item = borrowed->dtype.bits * borrowed->dtype.lanes / 8, last = 0;
-  if (borrowed->data == NULL) return 0;
+  if (borrowed->data == NULL) return is_plain(handle) && !torch.is_zerotensor(handle);
   if (torch.storage_size(handle, &bytes) != 0 || torch.storage_offset(handle, &offset) != 0)
     return 0;
   for (int32_t i = 0; i < borrowed->ndim; i++) {
@@ -101,14 +110,13 @@ static const DLPackExchangeAPI* own; /* torch's; NULL = `table` is not made yet 
 static DLPackExchangeAPI table;      /* the same but for the slot that borrows */
 static DLDataType dtypes[64];        /* by torch's number; without bits = left to torch */
 
-/* What torch's slot says of a tensor, read from the tensor. Only of the plain class, whose first
- * word is the address of its virtual table's first function: sparse, nested and functorch's tensors
- * are of others. GIL: held. Errors: 0 = torch's slot is to be asked. */
+/* What torch's slot says of a tensor, read from the tensor. Only of the plain class. GIL: held.
+ * Errors: 0 = torch's slot is to be asked. */
 static int read_plain(void* array, DLTensor* out) {
   void** slot = &((tensor_head*)array)->tensor;
   int32_t number, device;
   int64_t ndim;
-  if (*slot == NULL || *(void***)*slot != torch.plain_class + 2) return 0;
+  if (*slot == NULL || !is_plain(slot)) return 0;
   if (torch.device_type(slot, &device) != 0 || device != 0 /* the host */) return 0;
   if (torch.dtype(slot, &number) != 0 || number < 0 || number >= 64 || dtypes[number].bits == 0)
     return 0;

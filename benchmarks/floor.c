@@ -46,7 +46,7 @@ typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
 } holder;
 
-static PyTypeObject* holder_type;
+static PyTypeObject *holder_type, *blank_type;
 
 /* Consumers may call this without the GIL. What a release needs when the interpreter goes meanwhile
  * (c_src/python/gil.c) is left out: it is no part of a floor, and a benchmark drops its results
@@ -208,6 +208,43 @@ static PyObject* read_arrow(PyObject* module, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+/* What dlx.Tensor is to CPython's allocator and collector, and to malloc: of the same sizes, and
+ * empty. */
+typedef struct {
+  PyObject_HEAD void* block;
+  void* unused[3];
+} blank;
+
+enum { BLOCK = 120 /* bytes that dlx allocates for a tensor of one dimension */ };
+
+static void blank_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  free(((blank*)self)->block);
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+static int blank_traverse(PyObject* self, visitproc visit, void* arg) {
+  return 0;
+}
+
+/* objects(n): a list of n such objects. */
+static PyObject* objects(PyObject* module, PyObject* number) {
+  Py_ssize_t n = PyLong_AsSsize_t(number);
+  PyObject* list = n < 0 ? NULL : PyList_New(n);
+  for (Py_ssize_t i = 0; list && i < n; i++) {
+    blank* each = PyObject_GC_New(blank, blank_type);
+    if (each) {
+      each->block = calloc(1, BLOCK);
+      PyList_SET_ITEM(list, i, (PyObject*)each);
+    } else {
+      Py_CLEAR(list);
+    }
+  }
+  return list;
+}
+
 /* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
  */
 static PyObject* mark(PyObject* module, PyObject* label) {
@@ -223,6 +260,7 @@ static PyObject* mark(PyObject* module, PyObject* label) {
 static PyMethodDef functions[] = {
     {"make", make, METH_VARARGS, NULL},
     {"mark", mark, METH_O, NULL},
+    {"objects", objects, METH_O, NULL},
     {"read_arrow", read_arrow, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -233,8 +271,13 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit_floor(void) {
   static PyType_Slot slots[] = {{Py_tp_dealloc, holder_dealloc}, {0, NULL}};
   static PyType_Spec spec = {"floor.Holder", sizeof(holder), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Slot blank_slots[] = {
+      {Py_tp_dealloc, blank_dealloc}, {Py_tp_traverse, blank_traverse}, {0, NULL}};
+  static PyType_Spec blank_spec = {"floor.Blank", sizeof(blank), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, blank_slots};
   holder_type = (PyTypeObject*)PyType_FromSpec(&spec);
-  PyObject* module = holder_type ? PyModule_Create(&definition) : NULL;
+  blank_type = (PyTypeObject*)PyType_FromSpec(&blank_spec);
+  PyObject* module = holder_type && blank_type ? PyModule_Create(&definition) : NULL;
 #ifdef Py_GIL_DISABLED
   if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif

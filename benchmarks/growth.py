@@ -6,6 +6,7 @@ import threading
 import time
 
 import dlx
+from benchmarks import floor
 from benchmarks.measure import compare, race, ratio, verdict
 
 LEAVES = (10, 100, 1000, 10**4, 10**5, 10**6)
@@ -37,21 +38,26 @@ def _trees(np, torch, leaves):
     if torch is not None:
         by_hand = lambda x: [torch.from_numpy(each) for each in x]  # noqa: E731
         cases.append(("list -> torch", lambda x: dlx.convert(x, to="torch"), by_hand))
+    compiled = floor.build()
     print("\nTrees, ns of a leaf (in brackets by hand): " + ", ".join(f"{n:,}" for n in leaves) + " leaves")
     found = []
     for what, ours, theirs in cases:
+        least = [lambda x: compiled.objects(len(x))] if compiled and what == "list -> dlx" else []
         for collects in (False, True):
-            each, hand, passes = [], [], []
+            times = {"ns": [], "by_hand": [], "floor": []}
+            passes = []
             for n in leaves:
                 source = [np.ones(2, "f4") for _ in range(n)]
-                both = [lambda s=source, f=f: f(s) for f in (ours, theirs)]
+                all_of_them = [lambda s=source, f=f: f(s) for f in (ours, theirs, *least)]
                 number, rounds = max(1, 2000 // n), 7 if n > 10**5 else 30
                 before = _passes()
-                times = race(*both, number=number, rounds=rounds, clock=time.thread_time, collects=collects)
-                passes.append((_passes() - before - 1) / (2 * number * (rounds + 1)))  # the race begins with one
-                each.append(min(times[0]) / n * 1e9)
-                hand.append(min(times[1]) / n * 1e9)
-            found.append(_grown(what, leaves, each, hand, passes if collects else None))
+                raced = race(*all_of_them, number=number, rounds=rounds, clock=time.thread_time, collects=collects)
+                passes.append(
+                    (_passes() - before - 1) / (len(raced) * number * (rounds + 1))
+                )  # the race begins with one
+                for kept, seconds in zip(times.values(), raced, strict=False):
+                    kept.append(min(seconds) / n * 1e9)
+            found.append(_grown(what, leaves, times, passes if collects else None))
     return found
 
 
@@ -60,15 +66,21 @@ def _passes():
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-def _grown(what, leaves, each, hand, passes):
+def _grown(what, leaves, times, passes):
     """Print and return how the time of a leaf grows; `passes` of the collector a call, None where it is off."""
-    ratios = [one / other for one, other in zip(each, hand, strict=True)]
+    figures = {name: values for name, values in times.items() if values}
+    each, hand = figures["ns"], figures["by_hand"]
+    figures["ratio"] = [one / other for one, other in zip(each, hand, strict=True)]
     cells = " ".join(f"{one:6.0f} ({other:.0f})" for one, other in zip(each, hand, strict=True))
     print(f"{what:<14}{cells}" + ("" if passes is None else "  with the collector"))
-    figures = {"ns": each, "by_hand": hand, "ratio": ratios}
+    if least := figures.get("floor"):
+        print(f"{'  objects only':<14}" + " ".join(f"{one:6.0f}      " for one in least))
+        figures["beyond"] = [one - other for one, other in zip(each, least, strict=True)]
     spread = {name: max(values) / min(values) for name, values in figures.items()}
     met = spread["ns"] <= EVEN
     shown = f"ns {spread['ns']:.2f}, by hand {spread['by_hand']:.2f}, their ratio {spread['ratio']:.2f}"
+    if least:
+        shown += f", objects only {spread['floor']:.2f}, ns beyond these {spread['beyond']:.2f}"
     if passes is None:
         print(f"  most / least: {shown}  <= {EVEN}  {verdict(met)}")
     else:

@@ -52,6 +52,8 @@ GOALS = [
     ("image -> numpy", 'dlx.convert(images[0], to="numpy")', "np.asarray(images[0])", 2.0),
     ("there already", 'dlx.convert(tensor, to="torch", device="cpu")', 'tensor.to("cpu")', 1.0),
     ("and by an object", 'dlx.convert(tensor, to="torch", device=cpu)', "tensor.to(cpu)", 1.0),
+    ("a copy within dlx", 'dlx.convert(own_tensor, to="dlx", copy=True)', "np.copy(two[0])", 1.0),
+    ("empty, torch", 'dlx.convert(empty, to="numpy")', "empty.numpy()", 1.0),
     (
         "dict, device=",
         'dlx.convert(batch, to="torch", device="cpu")',
@@ -151,7 +153,11 @@ def _scene(names):
     scene["record"] = dataclasses.make_dataclass("Record", NAMES)(*arrays)
     if attr := peer("attr"):
         scene["attrs"] = attr.make_class("Attrs", NAMES)(*arrays)
-    scene |= {"tensor": torch.ones(2, 3), "own_tensor": names["dlx"].convert(many[0], to="dlx")}
+    scene |= {
+        "tensor": torch.ones(2, 3),
+        "empty": torch.empty(0, 3),
+        "own_tensor": names["dlx"].convert(many[0], to="dlx"),
+    }
     scene["noted"] = many[0].view(type("Noted", (np.ndarray,), {}))
     scene |= {"image": torch.ones(2, 3).as_subclass(type("Image", (torch.Tensor,), {})), "cpu": torch.device("cpu")}
     scene |= {"grad": torch.ones(2, 3, requires_grad=True), "t16": torch.ones(6, dtype=torch.bfloat16)}

@@ -254,8 +254,8 @@ int64_t dlx_natural_alignment(DLDataType dtype);
 
 /* What an adapter may bring to answer several of its guards at once: first without a tensor, before
  * anything is borrowed, then with the tensor borrowed through its exchange table, already
- * validated. Returns 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no
- * exception is set. */
+ * validated; it is asked, too, whether one without an address is empty, or has no memory. Returns
+ * 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no exception is set. */
 typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
 
 /* ---- copy.c: strided copies on the host ------------------------------------------------------ */

@@ -259,9 +259,8 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
                      : dlx_managed_new(&t, 0, NULL, NULL, &made);
   if (status != DLX_OK) return NULL;
   /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
-   * path. */
-  int guarded = r->n_guards || r->quick;
-  if (!plain && ((guarded && made->dl_tensor.data == NULL) ||
+   * path, unless a guard in C looks at it. */
+  if (!plain && ((made->dl_tensor.data == NULL && r->n_guards && r->quick == NULL) ||
                  !is_accepted(r, &made->dl_tensor, 0, options, resolvable))) {
     dlx_managed_release(made);
     return NULL;
@@ -612,9 +611,8 @@ static int is_ready(const py_route* r, PyObject* obj) {
  * Errors: 0 = ask Python. */
 RARE int may_copy(py_route* r, PyObject* obj) {
   uint32_t resolvable = 0;
-  if (r->copy == NULL || r->is_managed || !py_fast_path_is_open(r, obj) || !is_ready(r, obj))
-    return 0;
-  DLManagedTensorVersioned* made = borrow_clear(r, obj, DLX_COPIES, &resolvable);
+  if (r->copy == NULL || r->is_managed || !is_ready(r, obj)) return 0;
+  DLManagedTensorVersioned* made = py_fast_path_borrow(r, obj, DLX_COPIES, &resolvable);
   if (made == NULL) return 0;
   dlx_managed_release(made);
   return resolvable == 0;

@@ -92,26 +92,29 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
   return result;
 }
 
-static PyObject* misnamed; /* (function, names) -> None, or raises; NULL until it is registered */
+static PyObject* refused; /* (function, names, error) -> None, or raises; NULL until registered */
 
-/* The Python function, with the same arguments. Where it raises TypeError for a keyword that it
- * does not have, the error says the one that was meant. */
+/* The Python function, with the same arguments. What it raises is completed in Python, which may
+ * raise another error in its place. */
 static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObject* const* args,
                                                        size_t nargsf, PyObject* names) {
   PyObject* wrapped = ((FastPathObject*)callable)->wrapped;
   PyObject* result = py_producer_python(wrapped, args, nargsf, names);
-  if (result || names == NULL || misnamed == NULL || !PyErr_ExceptionMatches(PyExc_TypeError))
-    return result;
+  if (result || refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
   py_pending pending = py_pending_save();
-  PyObject* better = PyObject_CallFunctionObjArgs(misnamed, wrapped, names, NULL);
-  if (better == NULL) { /* what it raised is said instead */
-    Py_XDECREF(pending.type);
-    Py_XDECREF(pending.value);
-    Py_XDECREF(pending.traceback);
+  PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
+  if (pending.traceback) PyException_SetTraceback(pending.value, pending.traceback);
+  PyObject* done =
+      PyObject_CallFunctionObjArgs(refused, wrapped, names ? names : Py_None, pending.value, NULL);
+  Py_XSETREF(pending.traceback, PyException_GetTraceback(pending.value));
+  if (done) {
+    Py_DECREF(done);
+    py_pending_restore(pending);
     return NULL;
   }
-  Py_DECREF(better);
-  py_pending_restore(pending);
+  Py_XDECREF(pending.type);
+  Py_XDECREF(pending.value);
+  Py_XDECREF(pending.traceback);
   return NULL;
 }
 
@@ -204,7 +207,7 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
     return NULL;
   FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
-  self->vectorcall = fast_path_call;
+  self->vectorcall = learn == Py_None ? call_python : fast_path_call;
   self->wrapped = Py_NewRef(wrapped);
   self->learn = Py_NewRef(learn);
   self->failed = Py_NewRef(failed);
@@ -441,7 +444,7 @@ static PyGetSetDef fast_path_attributes[] = {
 PyDoc_STRVAR(fast_path_doc,
              "FastPathFunction(wrapped, learn, failed, to=None)\n--\n\n"
              "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
-             "one array.");
+             "one array. Where\n`learn` is None it has no routes.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},
@@ -475,14 +478,14 @@ static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
   Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(set_misnamed_doc,
-             "set_misnamed(function, /)\n--\n\n"
-             "Register what is called with a function and the names of keywords when it has raised "
-             "TypeError.");
+PyDoc_STRVAR(set_refused_doc,
+             "set_refused(function, /)\n--\n\n"
+             "Register what is called with a function, the names of keywords or None, and the "
+             "exception that it raised.");
 
-static PyObject* set_misnamed(PyObject* module, PyObject* function) {
+static PyObject* set_refused(PyObject* module, PyObject* function) {
   Py_INCREF(function);
-  Py_XSETREF(misnamed, function);
+  Py_XSETREF(refused, function);
   Py_RETURN_NONE;
 }
 
@@ -528,7 +531,7 @@ static PyObject* add_host(PyObject* module, PyObject* device) {
 static PyMethodDef fast_path_functions[] = {
     {"add_host", add_host, METH_O, add_host_doc},
     {"set_traced", set_traced, METH_O, set_traced_doc},
-    {"set_misnamed", set_misnamed, METH_O, set_misnamed_doc},
+    {"set_refused", set_refused, METH_O, set_refused_doc},
     {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -241,7 +241,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   r->takes_cuda = (is_own || is_told(&r->produces)) && (target == Py_None || is_told(&r->consumes));
   int borrows = r->exports && r->exports->dltensor_from_py_object_no_sync;
   int manages = r->exports && r->exports->managed_tensor_from_py_object_no_sync;
-  if (!borrows) r->is_managed = 1;
+  if (!borrows && !is_own) r->is_managed = 1;
   int can_export =
       is_own || borrows || manages || r->export || r->producer.names || r->fields.address;
   int can_import = target == Py_None || r->imports || r->load;

@@ -58,8 +58,8 @@ exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", fro
 """DLPack's C exchange table for any array, in a capsule: see the reference of the same name."""
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared: bool = False) -> Tensor:
     """Return a writable, row-major tensor over new, uninitialized memory.
 
@@ -109,8 +109,8 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     return shared_empty(extents_of(shape), DType(dtype), Device(device))
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """Return any array as a raw DLPack capsule, for a consumer that wants one.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +10,7 @@ from dlx._containers.lookup import container_of
 from dlx._core import native
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import REFUSALS, public, shorten
+from dlx._core.tracebacks import public
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import consumer_failed, learn
@@ -120,36 +119,30 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    try:
-        if lazy and not detach and not strict:
-            plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
-            view = plain_view(obj, to) if plain else None  # of a target that was asked for before
-            if view is not None:
-                return view
-        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
-        handler = container_of(type(obj))
-        if handler is None:
-            return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
-        # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
-        may = to is not None and device is None and stream is None and not copy and not detach
-        fast_path = cast("FastPathFunction", convert) if may else None
-        quick = fast_path if readonly == "copy" and copy is None else None
-        if lazy:
-            return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
-        if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
-            result = native.convert_tree(quick, obj, to)
-            if result is not NotImplemented:
-                return result
-        return convert_tree(
-            obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to
-        )
-    except REFUSALS as error:
-        shorten(error)
-        raise
+    if lazy and not detach and not strict:
+        plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+        view = plain_view(obj, to) if plain else None  # of a target that was asked for before
+        if view is not None:
+            return view
+    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+    handler = container_of(type(obj))
+    if handler is None:
+        return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
+    # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
+    may = to is not None and device is None and stream is None and not copy and not detach
+    fast_path = cast("FastPathFunction", convert) if may else None
+    quick = fast_path if readonly == "copy" and copy is None else None
+    if lazy:
+        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
+    if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
+        result = native.convert_tree(quick, obj, to)
+        if result is not NotImplemented:
+            return result
+    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def plan(
     obj: Any,
     to: Target | None = None,
@@ -240,10 +233,7 @@ def _run(made: Plan, source: Any, given: tuple[Any, Any], values: tuple[Any, ...
 
 def in_c(function: Any, **options: Any) -> Any:
     """Return a function around `function` that answers in C what has a route; `options`: of `FastPathFunction`."""
-    # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
-    copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
-    fast = FastPathFunction(function, learn, consumer_failed, **options)
-    return functools.update_wrapper(fast, function, assigned=tuple(copied))
+    return public(function, learn, consumer_failed, **options)
 
 
 if not TYPE_CHECKING:

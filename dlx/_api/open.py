@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["open"]
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def open(
     path: str | os.PathLike[str],
     to: Target = "dlx",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["attach", "share"]
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
@@ -95,8 +95,8 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     return share_tree(obj, request_of("dlx", detach=detach), cast("FastPathFunction", convert))
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def attach(
     handle: dict[str, Any],
     to: Target = "dlx",

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["stack"]
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlx import errors
 from dlx._core.array_protocol import as_array, as_interface
 from dlx._core.extension import ffi, lib
-from dlx._core.keywords import check_names
 from dlx._core.types import Device, DType
 from dlx.typing import READONLY
 
@@ -194,7 +193,7 @@ if TYPE_CHECKING:
         def _results(self) -> Iterator[Any]: ...
 
     def set_traced(function: Callable[..., Any], /) -> None: ...
-    def set_misnamed(function: Callable[[Any, Iterable[str]], None], /) -> None: ...
+    def set_refused(function: Callable[[Any, Iterable[str] | None, Exception], None], /) -> None: ...
     def set_tree_rule(function: Callable[[type], tuple[Any, Any, bool] | None], /) -> None: ...
     def convert_tree(fast_path: FastPathFunction, root: Any, to: Any, /) -> Any: ...
     def convert_slot(slots: dict[Any, Any], fast: tuple[Any, ...], key: Any, element: Any, /) -> Any: ...
@@ -222,7 +221,6 @@ if TYPE_CHECKING:
 _SCALARS = {dtype.code | dtype.bits << 8: dtype for dtype in DType.all() if dtype.lanes == 1}
 set_tensor_classes(Device, DType, Device("cpu"), _SCALARS)
 set_tensor_array(as_array, functools.partial(as_interface, buffer_address))
-set_misnamed(check_names)
 set_readonly_words(tuple(map(sys.intern, READONLY)))
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
 

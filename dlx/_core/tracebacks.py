@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from dlx._core import native
 from dlx._core.keywords import check_names
 from dlx.errors import DlxError
 
@@ -61,30 +62,28 @@ def _is_ours(frame: TracebackType) -> bool:
     return isinstance(name, str) and name.partition(".")[0] == "dlx"
 
 
-def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that says which keyword was meant, and whose refusals show few frames of dlx."""
+def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **options: Any) -> Callable[P, T]:
+    """Return a function in C around `function`: it says which keyword was meant, and refusals show few frames of dlx.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **keywords: P.kwargs) -> T:
-        try:
-            return function(*args, **keywords)
-        except Exception as error:
-            if not _without_caller(error) and keywords and isinstance(error, TypeError):
-                check_names(function, keywords)
-            raise
-
-    return call
-
-
-def _without_caller(error: Exception) -> bool:
-    """Drop the frame of the caller from a traceback, and shorten that of a refusal; False where there is no other.
-
-    The caller must hold no traceback of its own: a cycle through its frame would keep all that the frames hold.
+    Parameters
+    ----------
+    function
+        The Python function.
+    learn, failed, **options
+        Of `FastPathFunction`, of one that answers in C what has a route.
     """
-    own = error.__traceback__
-    if own is None or own.tb_next is None:
-        return False
-    error.__traceback__ = own.tb_next
+    # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
+    copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
+    fast = native.FastPathFunction(function, learn, failed, **options)
+    return functools.update_wrapper(fast, function, assigned=tuple(copied))
+
+
+def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> None:
+    """Shorten the traceback of a refusal; say of a call that was wrong which keyword was meant."""
     if isinstance(error, REFUSALS):
         shorten(error)
-    return True
+    elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # the function did not begin
+        check_names(function, names)
+
+
+native.set_refused(_complete)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from abc import get_cache_token
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from dlx._protocols import dlpack
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
-from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
-from dlx.adapter.declarations import Container, FastPath
+from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
+from dlx.adapter.declarations import Container, FastPath, Layout
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
-        copy=source.copy if is_same and type(source).copy is not Adapter.copy else None,
+        copy=_copies(source, target) if is_same else None,
         ready=given.ready if is_same else None,
         guards=tuple(_guards(given, kind, answered)),
         quick=quick,
@@ -269,6 +270,14 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )
+
+
+def _copies(source: Adapter, target: Target) -> Callable[[Any], Any] | None:
+    """Return what copies an array within its framework; None where the Python path does."""
+    if source is TENSOR:
+        keep_order = bool(target.capabilities.layouts & Layout.PERMUTED)
+        return lambda tensor: native.tensor_copy(tensor, keep_order)
+    return source.copy if type(source).copy is not Adapter.copy else None
 
 
 def _like(kind: type, source: Adapter | None) -> Route | None:
@@ -327,9 +336,16 @@ def _told(adapter: Adapter) -> Any:
 
 def _storage(target: Target) -> dict[int, Any] | None:
     """Return how dtypes are imported that the target takes under the name of a storage dtype of the same width."""
-    view = target.adapter.dtypes.viewed
+    dtypes = target.adapter.dtypes
     pairs = [(DType(name), DType(storage)) for name, storage in target.storage_as_wide().items()]
-    return {_key(dtype): (_key(stored), functools.partial(view, dtype=dtype)) for dtype, stored in pairs} or None
+    return {_key(dtype): (_key(stored), _viewed(dtypes, dtype)) for dtype, stored in pairs} or None
+
+
+def _viewed(dtypes: DTypes, dtype: DType) -> Callable[[Any], Any]:
+    """Return what views an array of its storage dtype as the real one."""
+    if type(dtypes).viewed is DTypes.viewed and dtype.name in dtypes.known():
+        return operator.methodcaller("view", dtypes.to_native(dtype))  # the same, looked up once
+    return functools.partial(dtypes.viewed, dtype=dtype)
 
 
 def _key(dtype: DType) -> int:

@@ -107,8 +107,8 @@ def _ctypes_name(kind: Any) -> str:
     return f"{_ctypes_name(kind._type_)} *" if issubclass(kind, _POINTER) else str(kind.__name__)
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def from_pointer(
     ptr: Any,
     shape: int | Sequence[int],
@@ -227,8 +227,8 @@ def _fits(tensor: Tensor, room: int) -> None:
         )
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Tensor:
     """Return a tensor from a ``DLManagedTensorVersioned *``, or a ``DLManagedTensor *`` where `legacy`.
 

@@ -29,8 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@set_module("dlx")
 @public
+@set_module("dlx")
 def using(
     to: Target,
     *,

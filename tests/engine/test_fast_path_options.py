@@ -99,6 +99,34 @@ def test_an_array_that_is_copied_in_its_framework(np, torch):
     assert source.untyped_storage().resizable()
 
 
+def test_a_tensor_of_dlx_that_is_copied():
+    """By the core: the order of its dimensions is kept, and the copy may be written to."""
+    base = dlx.empty((6,), "int16")
+    permuted = dlx.from_pointer(base.data_ptr, (2, 3), "int16", strides=(1, 2), owner=base)
+    for source in (dlx.empty((2, 3), "float32"), permuted, dlx.convert(b"abc", to="dlx"), dlx.empty((0, 3), "int8")):
+        check(lambda source=source: source, "dlx", copy=True)
+        fresh, again = in_c([source, {"again": source}], to="dlx", copy=True)
+        assert again["again"] is fresh and not fresh.readonly and not dlx.shares_memory(fresh, source)
+    check(lambda: dlx.empty((4,), "int4"), "dlx", copy=True)
+
+
+def test_empty_tensors_of_torch(np, torch):
+    """They have no address; what only pretends to be empty has none either."""
+    for to in ("numpy", "dlx"):
+        for make in (lambda: torch.empty(0, 3), lambda: torch.ones(3)[1:1], lambda: torch.empty(0, dtype=torch.int8)):
+            check(make, to)
+            assert len(in_c([make(), make()], to=to)) == 2
+        check(lambda: torch._efficientzerotensor((0,)), to, taken=False)
+        check(lambda: torch.empty(0, device="meta"), to, taken=False)
+        check(lambda: torch.empty(0, requires_grad=True), to, taken=False)
+    held = torch.empty(0)
+    found = dlx.convert(held, to="numpy")
+    assert not held.untyped_storage().resizable() and found.shape == (0,)
+    seen = []
+    torch.func.vmap(lambda x: (seen.append(in_c(x, to="numpy") is NotImplemented), x)[1])(torch.empty(3, 0))
+    assert seen == [True]
+
+
 @pytest.fixture
 def copies(torch, monkeypatch):
     """Return the tensors that torch's adapter copies, in a list."""
