@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -189,7 +188,10 @@ def tensor_from(
     if address % min(16, itemsize & -itemsize):  # of a network's frame, say: consumers count on natural alignment
         view = memoryview(bytes(view) if view.readonly else bytearray(view))
         address = native.buffer_address(view)
-    numbers = array("q", (0, *dtype, flags, len(shape), *shape, *strides))
+    try:
+        numbers = struct.pack(f"=q2BH2B2x{len(shape) + len(strides)}q", 0, *dtype, len(shape), flags, *shape, *strides)
+    except struct.error as error:
+        raise ValueError("its numbers describe no tensor") from error
     (tensor,) = native.tensors_within(address, view.nbytes, numbers, READ_ONLY if view.readonly else 0, view)
     return tensor
 
