@@ -22,11 +22,10 @@ def sharing(names, *, quick):
     worker = context.Process(target=_work, args=(tasks, answers), daemon=True)
     worker.start()
     to = "torch" if torch else "numpy"
-    found = _attach(np, tasks, answers, to, 10 * rounds)
-    tree = _tree(np)
-    (shared,) = race(lambda: dlx.share(tree).close(), rounds=10 * rounds, clock=time.thread_time)
-    found["share_us"] = min(shared) / ARRAYS * 1e6
-    print(f"share of {ARRAYS} arrays: {found['share_us']:.1f} us each  {verdict(found['share_us'] <= SHARE_US)}")
+    found = {}
+    for target in ("numpy", "torch") if torch else ("numpy",):
+        found |= _attach(np, tasks, answers, target, 10 * rounds)
+    found |= _small(np, 10 * rounds)
     for size in (64,) if quick else (64, mib):
         source = np.ones(size << 20, np.uint8)
         found |= _share(np, source, f"share of {size} MiB", 7)
@@ -61,25 +60,55 @@ def _attach(np, tasks, answers, to, rounds):
     The collector has just looked at all objects, so neither that nor the conversion finds its own in a cache.
     """
     tree = _tree(np)
-    seconds = {"attach": [], "tensors": [], "again": [], "convert": []}
+    seconds = {"attach": [], "tensors": [], "again": [], "convert": [], "floor": []}
     for _ in range(rounds):
         for kind, kept in seconds.items():
             with dlx.share(tree) as handle:
                 tasks.put((kind, dict(handle), to))
                 kept.append(answers.get())
-    attach, tensors, again, convert = (min(each[1:]) * 1e6 for each in seconds.values())
+    attach, tensors, again, convert, floor = (min(each[1:]) * 1e6 for each in seconds.values())
     ms = attach / 1e3
     print(f"\nAnother process attaches {ARRAYS} arrays as {to}: {ms:.2f} ms  {verdict(ms <= ATTACH_MS)}")
     beyond = {"attaching them as dlx.Tensor": attach - tensors, "the conversion of that tree": attach - convert}
     for what, us in beyond.items():
         print(f"    beyond {what}: {us:.0f} us  {verdict(us <= BEYOND_US)}")
     print(f"    where it holds the memory already: {again / 1e3:.2f} ms, {again - convert:.0f} us beyond")
+    own = {"numpy": "np.ndarray(shape, dtype, memory, offset)", "torch": "torch.from_numpy(array)"}
+    print(f"    {own[to]}, so often: {floor:.0f} us")
     return {
-        "attach_ms": ms,
-        "beyond_tensors_us": attach - tensors,
-        "beyond_us": attach - convert,
-        "again_ms": again / 1e3,
+        f"{to}, attach_ms": ms,
+        f"{to}, beyond_tensors_us": attach - tensors,
+        f"{to}, beyond_us": attach - convert,
+        f"{to}, again_ms": again / 1e3,
+        f"{to}, floor_us": floor,
     }
+
+
+def _small(np, rounds):
+    """Measure `share` of many small arrays beside one piece of shared memory by hand, which keeps only their bytes."""
+    tree = _tree(np)
+    size = sum(each.nbytes for each in tree.values())
+
+    def by_hand():
+        memory, at = shared_memory.SharedMemory(create=True, size=size), 0
+        for each in tree.values():
+            view = np.ndarray(each.shape, each.dtype, memory.buf, at)
+            np.copyto(view, each)
+            at += each.nbytes
+        del view
+        memory.close()
+        memory.unlink()
+
+    def joined():
+        fd = os.memfd_create("floor")
+        os.write(fd, b"".join(tree.values()))
+        os.close(fd)
+
+    ours, *others = race(lambda: dlx.share(tree).close(), by_hand, joined, rounds=rounds, clock=time.thread_time)
+    us, hand, least = (min(each) / ARRAYS * 1e6 for each in (ours, *others))
+    print(f"share of {ARRAYS} arrays, us each: {us:.1f}  {verdict(us <= SHARE_US)}")
+    print(f"    SharedMemory and np.copyto of each {hand:.1f}, their bytes joined and written at once {least:.1f}")
+    return {"share_us": us, "share_by_hand_us": hand, "share_joined_us": least}
 
 
 def _share(np, source, name, rounds):
@@ -198,6 +227,16 @@ def _pickled(source):
 _WAYS = {"dlx": _shared, "SharedMemory by hand": _by_hand, "torch's queue": _by_torch, "a pickle": _pickled}
 
 
+def _own(np, to, arrays):
+    """Return what makes so many arrays of a framework over memory that is there, by its own constructor."""
+    if to == "torch":
+        import torch
+
+        return lambda: [torch.from_numpy(each) for each in arrays.values()]
+    memory = bytearray(ARRAYS * 400)
+    return lambda: [np.ndarray((10, 10), np.float32, memory, 400 * i) for i in range(ARRAYS)]
+
+
 def _work(tasks, answers):
     """Do what the tasks say; in the other process."""
     import numpy as np
@@ -208,17 +247,21 @@ def _work(tasks, answers):
         to = sys.intern(to)  # as the names in a program are
         if kind == "end":
             return
-        if kind in ("attach", "tensors", "again", "convert"):
+        if kind in ("attach", "tensors", "again", "convert", "floor"):
             dlx.convert(dlx.attach(dlx.share(warm), to, writable=True), to)
+            make = _own(np, to, dlx.attach(sent, "numpy", writable=True)) if kind == "floor" else None
             tensors = dlx.attach(sent, writable=True) if kind in ("again", "convert") else None
             target = "dlx" if kind == "tensors" else to
             gc.collect()
             gc.disable()  # as `race` does
             start = time.thread_time()
-            found = dlx.convert(tensors, to) if kind == "convert" else dlx.attach(sent, target, writable=True)
+            if kind == "floor":
+                found = make()
+            else:
+                found = dlx.convert(tensors, to) if kind == "convert" else dlx.attach(sent, target, writable=True)
             answers.put(time.thread_time() - start)
             gc.enable()
-            del found, tensors
+            del found, tensors, make
             continue
         keep = None
         if kind == "dlx":

@@ -3,52 +3,97 @@
 
 #include "route.h"
 
+#include <string.h>
+
 /* What the numbers of all arrays are about. */
 typedef struct {
   uintptr_t address;
   int64_t size;   /* bytes */
   uint64_t flags; /* added to those of each tensor */
   PyObject* owner;
+  Py_buffer numbers;
 } memory;
 
-enum { OFFSET, CODE, BITS, LANES, FLAGS, NDIM, HEAD }; /* numbers before the shape */
+/* The numbers of one tensor; its shape follows, and its strides unless they are row-major. */
+typedef struct {
+  int64_t offset; /* bytes */
+  uint8_t code, bits;
+  uint16_t lanes;
+  uint8_t ndim, flags, is_row_major, zero;
+} numbers;
 
-/* Make the tensor that the first of `left` numbers describe, and count those it took. Owns: the
- * caller owns the result, which holds the memory's owner. Errors: NULL with an exception. */
-static DLManagedTensorVersioned* made_within(const memory* m, const int64_t* n, int64_t left,
-                                             int64_t* used) {
-  if (left < HEAD || n[NDIM] < 0 || n[NDIM] > DLX_MAX_NDIM || left < HEAD + 2 * n[NDIM] ||
-      n[CODE] < 0 || n[CODE] > UINT8_MAX || n[BITS] < 0 || n[BITS] > UINT8_MAX || n[LANES] < 0 ||
-      n[LANES] > UINT16_MAX || n[CODE] == kDLOpaqueHandle ||
-      (n[FLAGS] & ~(int64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n[OFFSET] < 0 ||
-      n[OFFSET] > m->size) {
+/* The arguments that both functions begin with. Owns: unless this fails, the caller releases
+ * m->numbers. GIL: needed. Errors: -1 with an exception. */
+static int memory_of(PyObject* const* args, memory* m) {
+  m->address = (uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
+  if (!PyErr_Occurred()) m->size = PyLong_AsLongLong(args[1]);
+  if (!PyErr_Occurred()) m->flags = PyLong_AsUnsignedLongLong(args[3]);
+  if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &m->numbers, PyBUF_SIMPLE) < 0) return -1;
+  m->owner = args[4];
+  if (m->numbers.len % (Py_ssize_t)sizeof(int64_t) == 0 && m->size >= 0 &&
+      (uintptr_t)m->numbers.buf % sizeof(int64_t) == 0)
+    return 0;
+  PyBuffer_Release(&m->numbers);
+  PyErr_SetString(PyExc_ValueError, "expected numbers of 64 bits, and a size");
+  return -1;
+}
+
+/* Whether a tensor is right and in the memory as nearly all are: row-major, of whole bytes, not
+ * empty. */
+static int is_simple(const memory* m, const numbers* n, const int64_t* shape) {
+  int64_t bytes = (int64_t)n->bits * n->lanes;
+  if (!n->is_row_major || bytes == 0 || bytes % 8) return 0;
+  bytes /= 8;
+  for (int i = 0; i < n->ndim; i++) {
+    if (shape[i] <= 0 || __builtin_mul_overflow(bytes, shape[i], &bytes)) return 0;
+  }
+  return bytes <= m->size - n->offset;
+}
+
+/* Make the tensor that the first of `left` bytes describe, and count those it took. Owns: the
+ * caller owns the result, which holds the memory's owner. GIL: needed. Errors: NULL with an
+ * exception. */
+static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize_t left,
+                                             Py_ssize_t* used) {
+  numbers n;
+  Py_ssize_t row = 0;
+  if (left >= (Py_ssize_t)sizeof n) {
+    memcpy(&n, at, sizeof n);
+    row = n.ndim * (Py_ssize_t)sizeof(int64_t);
+    *used = (Py_ssize_t)sizeof n + row * (n.is_row_major ? 1 : 2);
+  }
+  if (left < (Py_ssize_t)sizeof n || left < *used || n.ndim > DLX_MAX_NDIM || n.is_row_major > 1 ||
+      n.zero || n.code == kDLOpaqueHandle ||
+      (n.flags & ~DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n.offset < 0 ||
+      n.offset > m->size) {
     PyErr_SetString(PyExc_ValueError, "its numbers describe no tensor");
     return NULL;
   }
+  int64_t* shape = (int64_t*)(at + sizeof n);
   DLTensor like = {
-      .data = (void*)(m->address + (uintptr_t)n[OFFSET]),
+      .data = (void*)(m->address + (uintptr_t)n.offset),
       .device = {kDLCPU, 0},
-      .ndim = (int32_t)n[NDIM],
-      .dtype = {(uint8_t)n[CODE], (uint8_t)n[BITS], (uint16_t)n[LANES]},
-      .shape = (int64_t*)n + HEAD,
-      .strides = (int64_t*)n + HEAD + n[NDIM],
+      .ndim = n.ndim,
+      .dtype = {n.code, n.bits, n.lanes},
+      .shape = shape,
+      .strides = n.is_row_major ? NULL : shape + n.ndim,
   };
-  uint64_t flags = m->flags | (uint64_t)n[FLAGS];
-  int is_plain = dlx_is_plain(&like, 1); /* as nearly all are: it is right */
-  int status = is_plain ? DLX_OK : dlx_validate(&like, flags);
-  if (status != DLX_OK) return py_raise(status, NULL), NULL;
-  int64_t low, high;
-  dlx_extent(&like, flags, &low, &high);
-  if (low < -n[OFFSET] || high > m->size - n[OFFSET]) {
-    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
-    return NULL;
-  }
+  uint64_t flags = m->flags | n.flags;
   DLManagedTensorVersioned* made;
-  status = is_plain ? dlx_managed_trust(&like, flags, m->owner, py_release_object, &made)
-                    : dlx_managed_new(&like, flags, m->owner, py_release_object, &made);
+  int status;
+  if (is_simple(m, &n, shape)) {
+    status = dlx_managed_trust(&like, flags, m->owner, py_release_object, &made);
+  } else if ((status = dlx_validate(&like, flags)) == DLX_OK) {
+    int64_t low, high;
+    dlx_extent(&like, flags, &low, &high);
+    if (low < -n.offset || high > m->size - n.offset) {
+      PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
+      return NULL;
+    }
+    status = dlx_managed_new(&like, flags, m->owner, py_release_object, &made);
+  }
   if (status != DLX_OK) return py_raise(status, NULL), NULL;
   Py_INCREF(m->owner);
-  *used = HEAD + 2 * n[NDIM];
   return made;
 }
 
@@ -66,30 +111,16 @@ static void drop_all(tensors* all, Py_ssize_t from) {
 }
 
 /* Owns: the caller owns what is in `all`. Errors: -1 with an exception, and nothing is in it. */
-static int make_all(const memory* m, const Py_buffer* numbers, tensors* all) {
-  int64_t at = 0, used = 0, count = numbers->len / (Py_ssize_t)sizeof(int64_t);
-  const int64_t* first = numbers->buf;
-  *all = (tensors){NULL, 0};
-  if (numbers->len % (Py_ssize_t)sizeof(int64_t) || (uintptr_t)first % sizeof(int64_t) ||
-      m->size < 0) {
-    PyErr_SetString(PyExc_ValueError, "expected numbers of 64 bits, and a size");
-    return -1;
-  }
-  Py_ssize_t room = 0;
-  for (; at < count; at += used) {
-    if (all->n == room) {
-      room = room ? 2 * room : 64;
-      void* wider = PyMem_Realloc(all->made, (size_t)room * sizeof *all->made);
-      if (wider == NULL) {
-        PyErr_NoMemory();
-        break;
-      }
-      all->made = wider;
-    }
-    if ((all->made[all->n] = made_within(m, first + at, count - at, &used)) == NULL) break;
+static int make_all(const memory* m, tensors* all) {
+  char* first = m->numbers.buf;
+  Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
+  *all = (tensors){PyMem_Malloc((size_t)bytes / sizeof(numbers) * sizeof *all->made), 0};
+  if (all->made == NULL) return PyErr_NoMemory(), -1;
+  for (; at < bytes; at += used) {
+    if ((all->made[all->n] = made_within(m, first + at, bytes - at, &used)) == NULL) break;
     all->n++;
   }
-  if (at >= count) return 0;
+  if (at >= bytes) return 0;
   drop_all(all, 0);
   return -1;
 }
@@ -105,22 +136,20 @@ PyDoc_STRVAR(
     tensors_within_doc,
     "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
     "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
-    "numbers is a buffer of int64, for each tensor: offset, code, bits, lanes, flags, ndim, "
-    "shape\n(ndim,), strides (ndim,). Nothing in it is believed: a tensor that leaves the "
+    "numbers is a buffer, of each tensor: its offset in 8 bytes; code and bits in 1, lanes in 2; "
+    "ndim,\nflags, whether it is row-major, and 0 in 1 byte each; shape (ndim,), and strides "
+    "(ndim,) "
+    "unless it is\nrow-major, in 8 bytes each. Nothing in it is believed: a tensor that leaves the "
     "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
     "each one's.");
 
-static PyObject* tensors_within(PyObject* module, PyObject* args) {
-  unsigned long long address, flags;
-  long long size;
-  Py_buffer numbers;
+static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
-  if (!PyArg_ParseTuple(args, "KLy*KO:tensors_within", &address, &size, &numbers, &flags, &m.owner))
-    return NULL;
-  m.address = (uintptr_t)address, m.size = size, m.flags = flags;
   tensors all;
-  int failed = make_all(&m, &numbers, &all);
-  PyBuffer_Release(&numbers);
+  if (n != 5) return PyErr_Format(PyExc_TypeError, "expected 5 arguments");
+  if (memory_of(args, &m) < 0) return NULL;
+  int failed = make_all(&m, &all);
+  PyBuffer_Release(&m.numbers);
   if (failed) return NULL;
   PyObject* list = PyList_New(0);
   Py_ssize_t i = 0;
@@ -154,27 +183,21 @@ PyDoc_STRVAR(
     "between. None where Python must do it, or say what fails: the target does not take each as it "
     "is.");
 
-static PyObject* arrays_within(PyObject* module, PyObject* args) {
-  unsigned long long address, flags;
-  long long size;
-  Py_buffer numbers;
+static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
-  PyObject *callable, *to;
-  if (!PyArg_ParseTuple(args, "KLy*KOOO:arrays_within", &address, &size, &numbers, &flags, &m.owner,
-                        &callable, &to))
-    return NULL;
-  m.address = (uintptr_t)address, m.size = size, m.flags = flags;
-  PyObject* list = NULL;
   tensors all;
+  if (n != 7) return PyErr_Format(PyExc_TypeError, "expected 7 arguments");
+  if (memory_of(args, &m) < 0) return NULL;
+  PyObject* list = NULL;
   py_routes_begin();
-  py_route* route = py_fast_path_route(callable, &py_tensor_type, to);
+  py_route* route = py_fast_path_route(args[5], &py_tensor_type, args[6]);
   if (route && route->is_fast_path == 1 && !route->is_same) {
     py_route_enter(route);
-    if (make_all(&m, &numbers, &all) == 0) list = hand_over_all(callable, route, to, &all);
+    if (make_all(&m, &all) == 0) list = hand_over_all(args[5], route, args[6], &all);
     py_route_leave(route);
   }
   py_routes_end();
-  PyBuffer_Release(&numbers);
+  PyBuffer_Release(&m.numbers);
   if (list || PyErr_Occurred()) return list;
   Py_RETURN_NONE;
 }
@@ -208,6 +231,23 @@ static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   return found;
 }
 
+/* Write the strides that a list says, or a tensor's own where they are None; returns whether they
+ * are row-major. GIL: needed. Errors: -1 with an exception. */
+static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
+  int64_t compact[DLX_MAX_NDIM];
+  size_t bytes = (size_t)t->ndim * sizeof *strides;
+  if (said == Py_None) {
+    memcpy(strides, t->strides, bytes);
+  } else if (PyTuple_Check(said) && PyTuple_GET_SIZE(said) == t->ndim) {
+    for (int32_t i = 0; i < t->ndim; i++) strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(said, i));
+  } else {
+    PyErr_SetString(PyExc_ValueError, "expected None, or a stride for each dimension");
+  }
+  if (PyErr_Occurred()) return -1;
+  dlx_compact_strides(t->ndim, t->shape, compact);
+  return memcmp(strides, compact, bytes) == 0;
+}
+
 PyDoc_STRVAR(
     tensors_numbers_doc,
     "tensors_numbers(tensors, offsets, strides, /)\n--\n\n"
@@ -219,44 +259,69 @@ static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "O!O!O!:tensors_numbers", &PyList_Type, &tensors, &PyList_Type,
                         &offsets, &PyList_Type, &strides))
     return NULL;
-  Py_ssize_t n = PyList_GET_SIZE(tensors), room = 0;
-  if (PyList_GET_SIZE(offsets) != n || PyList_GET_SIZE(strides) != n)
+  Py_ssize_t count = PyList_GET_SIZE(tensors), room = 0, used = 0;
+  if (PyList_GET_SIZE(offsets) != count || PyList_GET_SIZE(strides) != count)
     return PyErr_Format(PyExc_ValueError, "expected an offset and strides for each tensor");
-  for (Py_ssize_t i = 0; i < n; i++) {
+  for (Py_ssize_t i = 0; i < count; i++) {
     const DLManagedTensorVersioned* managed = listed(tensors, i);
     if (managed == NULL) return NULL;
-    room += HEAD + 2 * managed->dl_tensor.ndim;
+    room += (Py_ssize_t)sizeof(numbers) + 2 * managed->dl_tensor.ndim * (Py_ssize_t)sizeof(int64_t);
   }
-  PyObject* made = PyBytes_FromStringAndSize(NULL, room * (Py_ssize_t)sizeof(int64_t));
-  int64_t* to = made ? (int64_t*)PyBytes_AS_STRING(made) : NULL;
-  for (Py_ssize_t i = 0; made && i < n; i++) {
+  PyObject* made = PyBytes_FromStringAndSize(NULL, room);
+  for (Py_ssize_t i = 0; made && i < count; i++) {
     const DLManagedTensorVersioned* managed = listed(tensors, i);
     if (managed == NULL) return Py_DECREF(made), NULL;
     const DLTensor* t = &managed->dl_tensor;
-    PyObject* other = PyList_GET_ITEM(strides, i);
-    to[OFFSET] = PyLong_AsLongLong(PyList_GET_ITEM(offsets, i));
-    to[CODE] = t->dtype.code, to[BITS] = t->dtype.bits, to[LANES] = t->dtype.lanes;
-    to[FLAGS] = (int64_t)(managed->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
-    to[NDIM] = t->ndim;
-    to += HEAD;
-    for (int32_t k = 0; k < t->ndim; k++) {
-      to[k] = t->shape[k];
-      if (other == Py_None)
-        to[t->ndim + k] = t->strides[k];
-      else if (PyTuple_Check(other) && PyTuple_GET_SIZE(other) == t->ndim)
-        to[t->ndim + k] = PyLong_AsLongLong(PyTuple_GET_ITEM(other, k));
-      else
-        PyErr_SetString(PyExc_ValueError, "expected None, or a stride for each dimension");
-    }
-    to += 2 * t->ndim;
-    if (PyErr_Occurred()) Py_CLEAR(made);
+    int64_t own[DLX_MAX_NDIM];
+    int is_row_major = strides_of(PyList_GET_ITEM(strides, i), t, own);
+    numbers n = {.offset = PyLong_AsLongLong(PyList_GET_ITEM(offsets, i)),
+                 .code = t->dtype.code,
+                 .bits = t->dtype.bits,
+                 .lanes = t->dtype.lanes,
+                 .ndim = (uint8_t)t->ndim,
+                 .flags = managed->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED,
+                 .is_row_major = is_row_major == 1};
+    if (PyErr_Occurred()) return Py_DECREF(made), NULL;
+    char* to = PyBytes_AS_STRING(made) + used;
+    size_t row = (size_t)t->ndim * sizeof(int64_t);
+    memcpy(to, &n, sizeof n);
+    memcpy(to + sizeof n, t->shape, row);
+    if (!is_row_major) memcpy(to + sizeof n + row, own, row);
+    used += (Py_ssize_t)(sizeof n + row * (2 - n.is_row_major));
   }
+  if (made) _PyBytes_Resize(&made, used);
   return made;
 }
 
+PyDoc_STRVAR(named_doc,
+             "named(made, names, arrays, /)\n--\n\n"
+             "Put the arrays of a list into a dict, under names in UTF-8 that zeros separate.\n\n"
+             "ValueError if there are not as many, or one is no UTF-8.");
+
+static PyObject* named(PyObject* module, PyObject* args) {
+  PyObject *made, *names, *arrays;
+  if (!PyArg_ParseTuple(args, "O!SO!:named", &PyDict_Type, &made, &names, &PyList_Type, &arrays))
+    return NULL;
+  const char *at = PyBytes_AS_STRING(names), *end = at + PyBytes_GET_SIZE(names);
+  Py_ssize_t n = PyList_GET_SIZE(arrays), i = 0;
+  for (int is_last = 0; i < n && !is_last; i++) {
+    const char* next = memchr(at, 0, (size_t)(end - at));
+    is_last = next == NULL;
+    PyObject* key = PyUnicode_DecodeUTF8(at, (is_last ? end : next) - at, NULL);
+    int failed = key == NULL || PyObject_SetItem(made, key, PyList_GET_ITEM(arrays, i)) < 0;
+    Py_XDECREF(key);
+    if (failed) return NULL;
+    at = is_last ? NULL : next + 1;
+  }
+  if (i == n && at == NULL) Py_RETURN_NONE;
+  return PyErr_Format(PyExc_ValueError, "its names are not as many as its arrays");
+}
+
 PyMethodDef py_within_functions[] = {
-    {"tensors_within", tensors_within, METH_VARARGS, tensors_within_doc},
-    {"arrays_within", arrays_within, METH_VARARGS, arrays_within_doc},
+    {"tensors_within", (PyCFunction)(void (*)(void))tensors_within, METH_FASTCALL,
+     tensors_within_doc},
+    {"arrays_within", (PyCFunction)(void (*)(void))arrays_within, METH_FASTCALL, arrays_within_doc},
+    {"named", named, METH_VARARGS, named_doc},
     {"tensors_extents", tensors_extents, METH_O, tensors_extents_doc},
     {"tensors_numbers", tensors_numbers, METH_VARARGS, tensors_numbers_doc},
     {NULL, NULL, 0, NULL},

@@ -12,12 +12,20 @@ from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["attach", "share"]
+
+
+@functools.cache
+def _attach_tree() -> Callable[..., Any]:
+    """Import what few programs need, once: where caches are cold, an `import` statement takes tens of us."""
+    from dlx._sharing.sharing import attach_tree
+
+    return attach_tree
 
 
 @public
@@ -152,8 +160,7 @@ def attach(
     ...     dlx.attach(handle)
     [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
     """
-    from dlx._sharing.sharing import attach_tree  # needed by few programs
-
+    attach_tree = _attach_tree()
     request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
     mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":

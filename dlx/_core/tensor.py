@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -141,12 +140,6 @@ def dense(tensor: Tensor) -> bool:
     return not lib.dlx_layout(struct) & (lib.DLX_LAYOUT_GAPS | lib.DLX_LAYOUT_NEGATIVE | lib.DLX_LAYOUT_ZERO)
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a dense tensor of the host as bytes; the view keeps it alive."""
-    flags = tensor.flags & READ_ONLY
-    return memoryview(native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, _HOST, flags, tensor))
-
-
 def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
     """Return what `Tensor.__reduce_ex__` does.
 
@@ -166,8 +159,10 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
         tensor = native.tensor_copy(tensor, True)
     from pickle import PickleBuffer
 
-    view = bytes_of(tensor).toreadonly() if readonly else bytes_of(tensor)
-    data: Any = PickleBuffer(view) if protocol >= 5 else bytes(view) if readonly else bytearray(view)
+    flags = READ_ONLY if readonly else 0
+    raw = native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, _HOST, flags, tensor)
+    # Not over a memoryview: Python's collector clears one before what has it exported, and may crash.
+    data: Any = PickleBuffer(raw) if protocol >= 5 else bytes(raw) if readonly else bytearray(raw)
     return tensor_from, (data, tuple(tensor.dtype), tensor.shape, tensor.strides, tensor.flags & SUBBYTE_PADDED)
 
 
@@ -189,7 +184,10 @@ def tensor_from(
     if address % min(16, itemsize & -itemsize):  # of a network's frame, say: consumers count on natural alignment
         view = memoryview(bytes(view) if view.readonly else bytearray(view))
         address = native.buffer_address(view)
-    numbers = array("q", (0, *dtype, flags, len(shape), *shape, *strides))
+    try:
+        numbers = struct.pack(f"=q2BH2B2x{len(shape) + len(strides)}q", 0, *dtype, len(shape), flags, *shape, *strides)
+    except struct.error as error:
+        raise ValueError("its numbers describe no tensor") from error
     (tensor,) = native.tensors_within(address, view.nbytes, numbers, READ_ONLY if view.readonly else 0, view)
     return tensor
 

@@ -1,4 +1,4 @@
-"""The text in a segment that describes a tree: its containers and plain data as JSON, and links to its arrays.
+"""What in a segment describes a tree: a text in JSON, of its containers, plain data and links to its arrays; and names.
 
 Only Python's own containers and plain data can be said, so nothing that a text says makes code run. A text may come
 from anybody who can make a handle: `decoded` believes nothing.
@@ -11,9 +11,11 @@ import json
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 from dlx._containers.tree import Tree
+from dlx._core import native
 from dlx._core.foreign import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
@@ -21,7 +23,8 @@ __all__ = ["decoded", "encoded", "has_sets", "parsed"]
 
 # A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and children are numbers, of a node from 0
 # on or of an array as ~n, or a list around one plain value. Children that are arrays in a row are
-# {"arrays": [first, end]}. Keys that are all text are one text, which begins with what separates them.
+# {"arrays": [first, end]}. Keys that are all text, as most are, are {"names": [first, end]}, bytes of the names, which
+# zeros separate: these are read much faster.
 
 _KINDS: dict[type, str] = {
     list: "list",
@@ -46,8 +49,8 @@ MAX_HASHED = 1 << 20  # values that the hash of a set's member is made of; a few
 _TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} levels deep, or in itself too often"
 
 
-def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> list[Any]:
-    """Return the nodes of a tree.
+def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
+    """Return the nodes of a tree, and its names.
 
     Parameters
     ----------
@@ -71,6 +74,7 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
             _, _, _, parts, links = found[i]
             at[i] = linked(links[0]) if links else [_plain(parts[0])]
     nodes = []
+    names = bytearray()
     for i in kept:
         obj, handler, keys, parts, links = found[i]
         kind = _KINDS.get(type(obj)) or ("tuple" if isinstance(obj, tuple) else None)
@@ -86,7 +90,7 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
                 fail(error, tree.path_in(i, j))
                 children.append([None])
         try:
-            said = _keys(keys or ()) if kind in _KEYED else None
+            said = _keys(keys or (), names) if kind in _KEYED else None
         except ConversionError as error:
             fail(error, tree.path_in(i))
             said = []
@@ -94,16 +98,18 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
     bad = _unhashable(nodes)
     if bad is not None:
         fail(ConversionError(_TOO_DEEP), tree.path_in(kept[bad]))
-    return [at[0], nodes] if found else [-1, []]
+    return ([at[0], nodes], bytes(names)) if found else ([-1, []], b"")
 
 
-def _keys(keys: Collection[Any]) -> Any:
-    """Return keys as they are written: as one text where they can be, as they mostly can, which is read much faster."""
+def _keys(keys: Collection[Any], names: bytearray) -> Any:
+    """Return keys as they are written; those that can be are put among the names."""
     if keys and {*map(type, keys)} == {str}:
-        whole = "".join(keys)
-        for separator in "|,;~":
-            if separator not in whole:
-                return separator + separator.join(keys)
+        whole = "\0".join(keys)
+        if whole.count("\0") == len(keys) - 1:
+            first = len(names)
+            with suppress(UnicodeEncodeError):  # halves of a pair
+                names += whole.encode()
+                return {"names": [first, len(names)]}
     return [_plain(key) for key in keys]
 
 
@@ -184,8 +190,8 @@ def _inner(nodes: list[Any], children: Any) -> list[int]:
 # ---- and back --------------------------------------------------------------------------------------------------------
 
 
-def decoded(said: Any, arrays: list[Any]) -> Any:
-    """Return the tree that a text describes, around its arrays.
+def decoded(said: Any, names: bytes, arrays: list[Any]) -> Any:
+    """Return the tree that a text describes, with these names, around its arrays.
 
     Raises
     ------
@@ -198,7 +204,7 @@ def decoded(said: Any, arrays: list[Any]) -> Any:
             return arrays[~root]
         if _unhashable(nodes) is not None:
             raise HandleError("its description has a set of what is nested too deep")
-        return _Builder(nodes, arrays).child(root)
+        return _Builder(nodes, names, arrays).child(root)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, HandleError):
             raise
@@ -216,17 +222,21 @@ def has_sets(said: Any) -> bool:
 class _Builder:
     """Makes containers of nodes: first those that can be empty, then tuples, inner ones first, then fills the first."""
 
-    def __init__(self, nodes: list[Any], arrays: list[Any]) -> None:
-        self.nodes, self.arrays = nodes, arrays
+    def __init__(self, nodes: list[Any], names: bytes, arrays: list[Any]) -> None:
+        self.nodes, self.names, self.arrays = nodes, names, arrays
         self.made: list[Any] = [_new(kind) for kind, _, _ in nodes]
         for number, made in enumerate(self.made):
             if made is None:
                 self._freeze(number)
         for (kind, keys, children), made in zip(nodes, self.made, strict=True):
             if type(made) in (dict, OrderedDict):
-                names = keys[1:].split(keys[0]) if type(keys) is str else [*map(_value, keys)]
-                made.update(zip(names, self._children(children), strict=True))
-                if len(made) != len(names):
+                values = self._children(children)
+                if type(keys) is dict:
+                    first, end = keys["names"]
+                    native.named(made, self.names[first:end], values)
+                else:
+                    made.update(zip(map(_value, keys), values, strict=True))
+                if len(made) != len(values):
                     raise HandleError("its description has a key twice")
             elif kind not in _FROZEN:
                 (made.update if type(made) is set else made.extend)(self._children(children))
@@ -298,9 +308,12 @@ def parsed(text: bytes) -> dict[str, Any]:
         If it is none.
     """
     try:
-        said = json.loads(str(text, "utf-8"))
+        said, _ = _parse(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise HandleError("its description is no JSON") from error
     if type(said) is not dict:
         raise HandleError("its description is that of no tree")
     return said
+
+
+_parse = json.JSONDecoder().raw_decode  # what json.loads does, with less around it

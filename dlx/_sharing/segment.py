@@ -27,7 +27,7 @@ __all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "new_segment",
 HEADER = 256  # bytes; what follows is aligned as they are
 VERSION = 1
 _MAGIC = b"dlx seg\n"
-_HEAD = struct.Struct("=8sI4x16sQQQ")  # magic, version, token, size, bytes of text, bytes of numbers
+_HEAD = struct.Struct("=8sI4x16sQQQQ")  # magic, version, token, size, bytes of numbers, of text, of names
 # Numbers of Linux, which Python's fcntl has where the C library does.
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
 _MODES = {"read": lib.DLX_MAP_READ, "write": lib.DLX_MAP_WRITE, "private": lib.DLX_MAP_PRIVATE}
@@ -67,13 +67,14 @@ class Segment:
     The descriptor is closed when no handle and no mapping in this process needs it any more.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "size", "text", "token")
+    __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "parts", "size", "start", "token")
 
     def __init__(
-        self, fd: int, token: str, size: int, text: tuple[int, int], found: os.stat_result | None = None
+        self, fd: int, token: str, size: int, parts: tuple[int, int, int], found: os.stat_result | None = None
     ) -> None:
         self.fd, self.token, self.size = fd, token, size
-        self.text = text  # bytes of text, bytes of numbers
+        self.parts = parts  # bytes of numbers, of text, of names
+        self.start = _data_start(sum(parts))
         self._descriptor = Descriptor(fd, found)
         self.inode = self._descriptor.identity[1]
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
@@ -149,10 +150,6 @@ class Mapping:
             if fd != segment.fd:
                 os.close(fd)
         segment.check()  # so what was mapped is what it stood for, which is never smaller than its size
-        if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
-            raise HandleError(
-                "what was mapped is not its segment: its descriptor was closed, or its header overwritten"
-            )
         self.address = int(ffi.cast("uintptr_t", self._pages.address))
 
     @property
@@ -206,8 +203,8 @@ def placed(extents: list[tuple[int, int, bool]]) -> list[Place | None]:
     return found
 
 
-def new_segment(room: int, text: bytes = b"", numbers: bytes = b"") -> Segment:
-    """Make a segment: a header, a text and numbers that describe what is in it, and `room` bytes behind them.
+def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes = b"") -> Segment:
+    """Make a segment: a header, numbers, a text and names that describe what is in it, and `room` bytes behind them.
 
     Raises
     ------
@@ -216,8 +213,8 @@ def new_segment(room: int, text: bytes = b"", numbers: bytes = b"") -> Segment:
     OSError
         If this process may open no more files, or the system has no memfd.
     """
-    start = data_start(len(text), len(numbers))
-    size = start + room
+    parts = len(numbers), len(text), len(names)
+    size = _data_start(sum(parts)) + room
     if size > MAX_SIZE:
         raise MemoryError(f"a segment of {amount(size)}")
     fd = os.memfd_create("dlx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -226,9 +223,9 @@ def new_segment(room: int, text: bytes = b"", numbers: bytes = b"") -> Segment:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
         token = secrets.token_bytes(16)
-        head = _HEAD.pack(_MAGIC, VERSION, token, size, len(text), len(numbers))
-        write(fd, memoryview(head.ljust(HEADER, b"\0") + text + bytes(-len(text) % 8) + numbers), 0)
-        segment = Segment(fd, token.hex(), size, (len(text), len(numbers)))
+        head = _HEAD.pack(_MAGIC, VERSION, token, size, *parts)
+        write(fd, memoryview(head.ljust(HEADER, b"\0") + numbers + text + names), 0)
+        segment = Segment(fd, token.hex(), size, parts)
     except BaseException:
         os.close(fd)
         raise
@@ -236,9 +233,9 @@ def new_segment(room: int, text: bytes = b"", numbers: bytes = b"") -> Segment:
     return segment
 
 
-def data_start(text: int, numbers: int) -> int:
-    """Return where data begins behind a header, so many bytes of text, and of numbers."""
-    return HEADER + -(-(text + -text % 8 + numbers) // HEADER) * HEADER
+def _data_start(described: int) -> int:
+    """Return where data begins behind a header, and a description of so many bytes."""
+    return HEADER - -described // HEADER * HEADER
 
 
 def write(fd: int, data: memoryview, at: int) -> None:
@@ -257,8 +254,8 @@ def write(fd: int, data: memoryview, at: int) -> None:
             raise MemoryError(f"a segment of {amount(at + len(data))}: {error.strerror}") from error
 
 
-def read_text(segment: Segment) -> tuple[bytes, memoryview]:
-    """Return the text and the numbers of a segment, as copies, which nobody else can write to.
+def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
+    """Return the numbers, the text and the names of a segment, as copies, which nobody else can write to.
 
     Raises
     ------
@@ -267,19 +264,17 @@ def read_text(segment: Segment) -> tuple[bytes, memoryview]:
     MemoryError
         If there is not enough memory.
     """
-    text, numbers = segment.text
-    raw = bytearray(text + -text % 8 + numbers)
-    done = 0
-    while done < len(raw):
+    numbers, text, names = segment.parts
+    size, raw = numbers + text + names, b""
+    while len(raw) < size:
         try:
-            count = os.preadv(segment.fd, [memoryview(raw)[done:]], HEADER + done)
+            more = os.pread(segment.fd, size - len(raw), HEADER + len(raw))
         except OSError as error:
             _fail(error, f"the description of its arrays cannot be read: {error.strerror}")
-        if count == 0:
+        if not more:
             raise HandleError("its segment is cut off in the description of its arrays")
-        done += count
-    view = memoryview(raw)
-    return bytes(view[:text]), view[len(raw) - numbers :]
+        raw += more
+    return memoryview(raw)[:numbers], raw[numbers : numbers + text], raw[numbers + text :]
 
 
 # ---- segments of other processes -------------------------------------------------------------------------------------
@@ -376,18 +371,18 @@ def _checked(fd: int, token: str, size: int) -> Segment:
         _fail(error, f"its segment cannot be read: {error.strerror}")
     if len(raw) < _HEAD.size:
         raise HandleError("its segment is cut off")
-    magic, version, found_token, stated, text, numbers = _HEAD.unpack(raw)
+    magic, version, found_token, stated, *parts = _HEAD.unpack(raw)
     if magic != _MAGIC:
         raise HandleError("what it names is no segment of dlx")
     if version != VERSION:
         raise HandleError(f"its segment is of version {version}, and this dlx reads {VERSION}")
     if found_token.hex() != token:
         raise HandleError("what it names is another segment: the one that was shared is gone")
-    if stated != size or text > size or numbers > size or numbers % 8 or data_start(text, numbers) > size:
+    if stated != size or parts[0] % 8 or _data_start(sum(parts)) > size:
         raise HandleError("the header of its segment contradicts itself")
-    if text + numbers > 512 * found.st_blocks:  # the rest of it was never written, and would be zeros made to be read
+    if sum(parts) > 512 * found.st_blocks:  # the rest of it was never written, and would be zeros made to be read
         raise HandleError("the description of its arrays is larger than what the segment has in memory")
-    return Segment(fd, token, size, (text, numbers), found)
+    return Segment(fd, token, size, (parts[0], parts[1], parts[2]), found)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -31,12 +31,11 @@ from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
     HEADER,
     Segment,
-    data_start,
     has_huge_pages,
     new_segment,
     opened,
     placed,
-    read_text,
+    read_description,
 )
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -126,28 +125,26 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
     number = [0] * len(objs)
     for n, i in enumerate(i for group in groups for i in group):
         number[i] = n
-    nodes = [-1, []] if tree is None else encoded(tree, number, failures.add)
+    nodes, names = ([-1, []], b"") if tree is None else encoded(tree, number, failures.add)
     failures.raise_first()
-    counts = [sum(6 + 2 * tensors[i].ndim for i in group) for group in groups]
-    said = {
-        "tree": nodes,
-        "segments": [[each.fd, each.inode, each.size, each.token] for each in segments.values()],
-        "numbers": counts,
-    }
-    if export is not None:
-        said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
-    text = json.dumps(said, separators=(",", ":")).encode()
-    start = data_start(len(text), 8 * sum(counts))
-    at = {i: (start + offset, strides) for i, (offset, strides) in copied.items()}
+    at = {i: (offset, strides) for i, (offset, strides) in copied.items()}
     at |= {i: (place.offset + tensors[i].data_ptr - extents[i][0], None) for i, place in places.items()}
     at |= {i: (part.offset, part.strides) for i, part in parts_of.items()}
     numbers = [
         native.tensors_numbers([tensors[i] for i in group], [at[i][0] for i in group], [at[i][1] for i in group])
         for group in groups
     ]
-    segment = new_segment(room, text, b"".join(numbers))
+    said = {
+        "tree": nodes,
+        "segments": [[each.fd, each.inode, each.size, each.token] for each in segments.values()],
+        "numbers": [len(each) for each in numbers],
+    }
+    if export is not None:
+        said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
+    text = json.dumps(said, separators=(",", ":")).encode()
+    segment = new_segment(room, b"".join(numbers), text, names)
     if is_copied:
-        _fill(segment, start, blocks)
+        _fill(segment, blocks)
     if export is not None:
         export.bind(segment)
     return handle_of(segment, tuple(segments.values()), export)
@@ -236,8 +233,8 @@ def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
     return DeviceError(reason, source=repr(tensor), fix=_MOVE)
 
 
-def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
-    """Copy memory of the host into the data of a segment, which begins at `start`.
+def _fill(segment: Segment, blocks: list[_Block]) -> None:
+    """Copy memory of the host into the data of a segment.
 
     Raises
     ------
@@ -246,6 +243,7 @@ def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
     MemoryError
         If there is not enough memory.
     """
+    start = segment.start
     runs = array("q")
     for block in blocks:
         if block.run is not None:
@@ -436,7 +434,7 @@ def attach_tree(
         fds = [given]
     access = os.O_RDWR if mode == "write" else os.O_RDONLY
     segment = segment_of(handle, fds[0], access)
-    text, numbers = read_text(segment)
+    numbers, text, names = read_description(segment)
     if not text:
         raise HandleError("its segment has no description of arrays")
     said = parsed(text)
@@ -450,22 +448,22 @@ def attach_tree(
         memories = said.get("memories", [])
         if len(counts) != len(segments) + len(memories) or {*map(type, counts)} != {int} or min(counts) < 0:
             raise HandleError("its description contradicts itself")
-        if 8 * sum(counts) != len(numbers):
+        if sum(counts) != len(numbers):
             raise HandleError("its description has more numbers, or fewer, than it says")
         whole = said.get("tree")
         in_sets = converted is not None and has_sets(whole)
         tensors: list[Any] = []  # or arrays of the target
         are_converted = True
         flags = 0 if mode == "write" else READ_ONLY
-        view, at = numbers, 0
+        at, start = 0, segment.start  # what lies in the others is counted from their first byte
         for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
             if count:
                 mapping = each.mapping(mode)
-                part = mapping.address, each.size, view[8 * at : 8 * (at + count)], flags, mapping
+                part = mapping.address + start, each.size - start, numbers[at : at + count], flags, mapping
                 made = native.arrays_within(*part, *direct) if direct and not in_sets else None
                 are_converted = are_converted and made is not None
                 tensors += native.tensors_within(*part) if made is None else made
-            at += count
+            at, start = at + count, 0
         if memories:
             are_converted = False
             if mode == "private":
@@ -473,24 +471,22 @@ def attach_tree(
                     "device memory has no pages that are private to who attaches",
                     fix="Pass writable=True, or readonly='copy'.",
                 )
-            tensors += _on_devices(
-                handle["pid"], segment, said, view[8 * at :], counts[len(segments) :], flags, fds[1:]
-            )
+            tensors += _on_devices(handle["pid"], segment, said, numbers[at:], counts[len(segments) :], flags, fds[1:])
     except (HandleError, DeviceError):
         raise
     except (DlxError, TypeError, ValueError, LookupError) as error:
         said_too = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
     if converted is None or are_converted:
-        return decoded(whole, tensors)
+        return decoded(whole, names, tensors)
     if not in_sets:  # containers are made once, of what is converted
         try:
-            return decoded(whole, converted(tensors))
+            return decoded(whole, names, converted(tensors))
         except HandleError:
             raise
         except DlxError:
             pass  # it is raised with a path below
-    return converted(decoded(whole, tensors))
+    return converted(decoded(whole, names, tensors))
 
 
 def _on_devices(
@@ -514,7 +510,7 @@ def _on_devices(
     tensors: list[Tensor] = []
     at = 0
     for memory, count in zip(memories, counts, strict=True):
-        part = numbers[8 * at : 8 * (at + count)]
+        part = numbers[at : at + count]
         made = native.tensors_within(memory.address, memory.size, part, flags, (memory, keep))
         tensors += [devices.placed(each, memory, (memory, keep), points.get(memory.device)) for each in made]
         at += count

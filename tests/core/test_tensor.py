@@ -646,3 +646,20 @@ def test_tvm_ffi_takes_it(shape, strides):
     del got
     gc.collect()
     assert gone() is None
+
+
+def test_pickled_buffers_in_a_cycle_are_collected(python):
+    """Python's collector crashes, or prints an error, where such a buffer is over a memoryview."""
+    out = python("""
+        import gc, pickle, dlx
+        for data in (bytearray(64), b"x" * 64):
+            tensor, buffers = dlx.from_dlpack(data), []
+            text = pickle.dumps(tensor, 5, buffer_callback=buffers.append)
+            assert pickle.loads(text, buffers=buffers).readonly == isinstance(data, bytes)
+            assert type(memoryview(buffers[0]).obj) is dlx.Tensor
+            buffers.append(buffers)
+            del tensor, buffers
+            gc.collect()
+        print("done")
+    """)
+    assert out == "done\n"
