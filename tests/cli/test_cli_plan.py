@@ -306,7 +306,7 @@ def strangers(monkeypatch):
     """A registry with numpy's adapter, one that fails to import, and one whose framework is not there."""
     broken = types.ModuleType("dlx_gone")
     adapter = package.adapter.Adapter()
-    adapter.name = adapter.package = "not_to_be_found_anywhere"
+    adapter.name, adapter.package = "not_to_be_found_anywhere", "not_to_be_found_anywhere.core"
     broken.dlx_adapters = package.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_gone", broken)
     registry = Registry({"broken": "dlx_that_is_not_there", "not_to_be_found_anywhere": "dlx_gone"})
