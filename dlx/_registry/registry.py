@@ -208,10 +208,20 @@ class Registry:
         return owner
 
     def broken_for(self, kind: type) -> PluginError | None:
-        """Return the error of a plugin for a type's package that is loaded and cannot be used; None where none is."""
-        found = (self._loader.plugins.get(root) for root in packages(module_of(kind)))
+        """Return the error of a plugin for a type's package that cannot be used; None where there is none."""
+        roots = [*packages(module_of(kind))]
+        found = (self._loader.plugins.get(root) for root in roots)
         broken = (plugin for plugin in found if plugin is not None and plugin.broken is not None)
-        return next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
+        error = next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
+        return error or next(filter(None, map(self._misnamed, roots)), None)
+
+    def _misnamed(self, root: str) -> PluginError | None:
+        """Return the error of a broken plugin of a distribution named after a package; its entry point may not be."""
+        for name, plugin in list(self._loader.plugins.items()):
+            named = plugin.distribution != OURS and root in normalized(plugin.distribution).split("-")
+            if named and self._loader.load(name).broken is not None:
+                return error_of(plugin)
+        return None
 
     def _owner(self, kind: type) -> Adapter | None:
         """The adapter whose type comes first in the method resolution order; virtual subclasses last."""
@@ -292,10 +302,8 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
-            for root, each in list(loader.plugins.items()):  # an entry point may have a wrong name
-                named = each.distribution != OURS and name in normalized(each.distribution).split("-")
-                if named and loader.load(root).broken is not None:
-                    raise error_of(each)
+            if misnamed := self._misnamed(name):
+                raise misnamed
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
             fix = f"{hint} {known}".strip()

@@ -350,6 +350,9 @@ class Adapter:
         super().__init_subclass__(**options)
         unlocked(cls)
 
+    def __repr__(self) -> str:
+        return f"<{type_name(type(self))} {getattr(self, 'name', '')!r}>"
+
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:

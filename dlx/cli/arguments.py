@@ -89,13 +89,20 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know where its own options are known: its error names the nearest of these."""
+        self._words = list(args or ())
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise what ends with one line, as any other bad input does."""
+        """Raise what ends with one line, as any other bad input does.
+
+        An option that is missing may be one that is misspelt.
+        """
+        if "arguments are required: --" in message:
+            unknown = (each for each in self._words if each[:2] == "--" and each not in self._option_string_actions)
+            message = next((f"unrecognized arguments: {each}" for each in unknown), message)
         wrong = re.search(r"COMMAND: invalid choice: '([\w-]+)'|unrecognized arguments: (--[\w-]+)", message)
         if wrong is not None:
             guess = did_you_mean(wrong[1] or wrong[2], _commands() if wrong[1] else self._option_string_actions)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dlx._core.module import set_module
+from dlx.errors import DlxError
 from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import NotACapsule
@@ -74,6 +75,8 @@ class Check:
             tried = _tried(error) if self.kind == "adapter" else ""
             return Verdict(self.name, subject.name, "breaks", f"{error}{tried}").under(subject, self)
         except Exception as error:
+            if self.kind == "adapter" and isinstance(error, DlxError):  # a conversion by it failed
+                return Verdict(self.name, subject.name, "breaks", f"{error}{_tried(error)}").under(subject, self)
             return Verdict(self.name, subject.name, "error", f"{traceback.format_exc()}{_tried(error)}")
         return Verdict(self.name, subject.name, "keeps", remark).under(subject, self)
 

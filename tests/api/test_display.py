@@ -11,6 +11,7 @@ import pytest
 
 import dlx
 from dlx._core.display import COLORS
+from dlx.adapter import Adapter
 from dlx.errors import ConversionError, DlxError
 
 
@@ -94,6 +95,12 @@ def test_objects_show_themselves(name):
     assert printer.said == repr(obj)
     assert Table(obj._repr_html_()).text
     assert list(obj.__rich_repr__()) or name == "plan"
+
+
+def test_an_adapter_shows_its_name(np):
+    """And its class, without an address; one whose author forgot the name too."""
+    assert repr(dlx.adapters()["numpy"]) == "<dlx_numpy.NumpyAdapter 'numpy'>"
+    assert repr(Adapter()) == "<dlx.adapter.Adapter ''>"
 
 
 def test_a_plan_of_a_tree_is_a_table():

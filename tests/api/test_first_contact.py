@@ -55,6 +55,15 @@ def test_an_install_without_its_extension_says_so(checkout):
     assert "dlx was installed for another Python than" in last and "install dlxarray again" in last
 
 
+def test_no_compiler_is_one_sentence():
+    """It names what was looked for, before anything is built or downloaded."""
+    env = os.environ | {"CC": "no-such-compiler -O1"}
+    command = [sys.executable, "-W", "ignore", "setup.py", "--name"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("dlx needs a C compiler, and no-such-compiler is not installed: install gcc or clang")
+
+
 def other_project(folder, *, overwrites):
     """Install PyPI's dlx beside this one: its metadata, and its package where it was installed last."""
     folder.mkdir()

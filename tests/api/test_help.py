@@ -1,6 +1,9 @@
 """What help(), notebooks and editors show of public functions: a function, its docstring, annotations as written."""
 
+import ast
+import importlib
 import inspect
+import pathlib
 import pydoc
 import typing
 
@@ -42,6 +45,23 @@ def test_annotations_are_evaluated_as_before():
     """They are texts still, which `typing.get_type_hints` reads."""
     assert typing.get_type_hints(dlx.describe)["return"] is dlx.ArrayInfo
     assert all(isinstance(each, str) for each in dlx.convert.__annotations__.values())
+
+
+def test_editors_find_docstrings_beside_the_stub():
+    """They show the function's own over ``dlx.convert``: the stub has none, and the module has its names."""
+    module = importlib.import_module("dlx._api.signatures")
+    body = ast.parse(pathlib.Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    named = [each.target.id for each in body if isinstance(each, ast.AnnAssign) and each.value is None]
+    assert sorted(named) == sorted(module.__all__)
+    assert all(getattr(module, name) is getattr(dlx, name) for name in named)
+    assert [each for each in body[1:] if isinstance(each, ast.Expr)] == []
+
+
+def test_jedi_shows_the_function_over_its_name():
+    """And its whole docstring, as an editor does."""
+    jedi = pytest.importorskip("jedi")
+    (shown,) = jedi.Script("import dlx\ndlx.convert").help(2, 8)
+    assert shown.type == "function" and inspect.getdoc(dlx.convert) in shown.docstring()
 
 
 def completed(source, namespace=None):

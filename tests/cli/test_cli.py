@@ -373,6 +373,7 @@ def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatc
         (["completon", "bash"], "completion"),
         (["inspect", "x", "--jsn"], "--json"),
         (["convert", "a", "b", "--forse"], "--force"),
+        (["plan", "x", "--tto", "torch"], "--to"),
     ],
 )
 def test_misspelt_words_are_answered_with_the_nearest(words, meant, capsys):

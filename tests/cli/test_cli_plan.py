@@ -1,5 +1,6 @@
 """`dlx plan`, `dlx dtypes` and `dlx doctor`: what they say is what dlx does."""
 
+import re
 import runpy
 import sys
 import types
@@ -272,6 +273,8 @@ def test_the_matrix_as_a_picture(tmp_path):
     root = xml.etree.ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "float32" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    grounds = re.findall(r"^\.ground { fill: (#\w+); } svg { background: (#\w+); }", text, re.MULTILINE)
+    assert grounds == [("#ffffff",) * 2, ("#0d1117",) * 2], "around it, too, where it is opened by itself"
     docs = (Path(__file__).parent.parent.parent / "docs" / "matrix.svg").read_text()
     assert text.partition("</style>")[0].split("<title>")[1] == docs.partition("</style>")[0].split("<title>")[1]
     assert "x.svg: " in refused("matrix", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
@@ -306,7 +309,7 @@ def strangers(monkeypatch):
     """A registry with numpy's adapter, one that fails to import, and one whose framework is not there."""
     broken = types.ModuleType("dlx_gone")
     adapter = package.adapter.Adapter()
-    adapter.name = adapter.package = "not_to_be_found_anywhere"
+    adapter.name, adapter.package = "not_to_be_found_anywhere", "not_to_be_found_anywhere.core"
     broken.dlx_adapters = package.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_gone", broken)
     registry = Registry({"broken": "dlx_that_is_not_there", "not_to_be_found_anywhere": "dlx_gone"})

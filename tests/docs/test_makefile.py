@@ -71,6 +71,13 @@ def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(m
     assert (target == "test") == printed.startswith('echo "note: the tests take ')
 
 
+def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
+    """Python keeps what it imports, also where that is switched off. Tests start Python often: all is compiled."""
+    assert "compileall" not in made("demo") and "PYTHONDONTWRITEBYTECODE= " in made("demo")
+    printed = made("test")
+    assert printed.index("--only-binary") < printed.index("compileall -qq -j 0 .venv/lib") < printed.index("-m pytest")
+
+
 def test_slow_tests_are_left_out_by_make_test_alone(made):
     """Not where they are asked for, nor where tests are picked, nor by what is run seldom; CI asks for them."""
 

@@ -161,6 +161,18 @@ def test_the_kit_says_what_it_tried(plain, name):
     assert re.search(r"tried last: \w+, shape \([\d, ]+\), strides \([-\d, ]+\)", seen), seen
 
 
+@pytest.mark.parametrize("name", ["adapter-describes", "adapter-end"])
+def test_the_kit_blames_an_adapter_that_fails(plain, name):
+    """What a conversion by it raises is no failure of the kit."""
+
+    def export(self, obj, *, stream=None):
+        raise KeyError("inside the adapter")
+
+    plain(export=export)
+    verdict = CHECKS[name](find("plainlib"))
+    assert verdict.status == "breaks" and "inside the adapter" in verdict.seen and "Traceback" not in verdict.seen
+
+
 def test_one_that_copies_and_does_not_say_so_is_found(plain):
     """The kit compares addresses."""
     plain(load=lambda self, tensor: sys.modules["plainlib"].Array(tensor_copy(tensor, False)))

@@ -711,6 +711,7 @@ def test_an_entry_point_named_after_the_distribution(site, name):
     assert site.run("import lib; print(dlx.plan(b'a', to=lib).error)").startswith(
         "the adapter plugin dlx_lib (dlx-lib)"
     )
+    assert said in site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
     assert site.doctor()["dlx_lib"]["status"] == "broken"
 
 

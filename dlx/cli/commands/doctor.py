@@ -96,7 +96,7 @@ def _rows() -> list[Row]:
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
         row.name, row.api = adapter.name, adapter.api
         try:
-            found = adapter.package in sys.modules or importlib.util.find_spec(adapter.package) is not None
+            found = adapter.package in sys.modules or _has(adapter.package)
         except Exception as error:  # a parent package that fails to import
             row.cause, row.details = one_line(message_of(error, 240), 300), traceback.format_exc()
             continue
@@ -106,6 +106,16 @@ def _rows() -> list[Row]:
             one_line("; ".join(plugin.notes), 400) if found else adapter.install or f"pip install {adapter.package}"
         )
     return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.name))
+
+
+def _has(package: str) -> bool:
+    """Return whether a package can be found. Its parent is imported for it, and may be missing."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        return False
 
 
 def _try(row: Row) -> None:

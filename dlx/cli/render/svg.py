@@ -9,10 +9,10 @@ __all__ = ["box", "legend", "page", "text"]
 
 _STYLE = """
 svg {{ font-family: system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif; font-size: 12px; }}
-.ground {{ fill: #ffffff; }} text {{ fill: #1f2328; }} .quiet {{ fill: #59636e; }}
+.ground {{ fill: #ffffff; }} svg {{ background: #ffffff; }} text {{ fill: #1f2328; }} .quiet {{ fill: #59636e; }}
 {light} {more}
 @media (prefers-color-scheme: dark) {{
-.ground {{ fill: #0d1117; }} text {{ fill: #f0f6fc; }} .quiet {{ fill: #9198a1; }}
+.ground {{ fill: #0d1117; }} svg {{ background: #0d1117; }} text {{ fill: #f0f6fc; }} .quiet {{ fill: #9198a1; }}
 {dark} }}
 """
 
