@@ -221,10 +221,12 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
-def as_it_is(tensor: Tensor, before: Decision, source: Adapter, request: Request) -> Decision | None:
+def as_it_is(
+    tensor: Tensor, before: Decision, source: Adapter, request: Request, *, in_full: bool = False
+) -> Decision | None:
     """Return the decision where the consumer takes the memory as it is, and nothing is asked for; else None.
 
-    That is nearly always so. No more is said than that: `decide` says it in full.
+    That is nearly always so. `in_full`: None, too, where `decide` says more of host memory than that it is shared.
     """
     target = request.target
     if (
@@ -237,6 +239,7 @@ def as_it_is(tensor: Tensor, before: Decision, source: Adapter, request: Request
         and not (target.varies or target.capabilities.copies)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
+        and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
     ):
         return _COPIED if tensor.flags & IS_COPIED else _SHARED
     return None
@@ -262,10 +265,6 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     target = request.target
     if not tensor.is_host or before.steps or request.stream is not None:
         return _Decider(tensor, before, source, request, sync).decision()
-    if not (target.adapter.immutable or tensor.flags & IS_COPIED):
-        plain = as_it_is(tensor, before, source, request)
-        if plain is not None:
-            return plain
     address = tensor.data_ptr
     alignment = (address & -address) % ALIGNMENTS[-1] if address else None
     layout = tensor.dtype, tensor.shape, tensor.strides, tensor.flags, alignment
