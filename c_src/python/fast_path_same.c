@@ -63,6 +63,8 @@ RARE int may_copy(py_route* r, PyObject* obj) {
   return made && resolvable == 0;
 }
 
+/* Where the options, or the route, ask more than what framework it is of. Owns, Errors: as
+ * py_fast_path_same. */
 RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
   if (options & DLX_COPIES)
     return options & DLX_DETACHES || !may_copy(r, obj) ? NULL : Py_NewRef(obj);

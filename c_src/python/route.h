@@ -75,7 +75,7 @@ typedef struct py_route {
   int holds_type;
   PyObject* key;    /* the `to` of the call; strong. NotImplemented: what `like` is looked up by */
   PyObject* like;   /* the target that an array of the type stands for as `like`; strong, or NULL */
-  int is_host_only; /* arrays of the type are always on the host */
+  int is_host_only; /* its adapter knows no device but the host */
   atomic_uint tag;  /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python; 2 = by py_producer_run */
   PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
