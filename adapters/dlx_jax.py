@@ -22,8 +22,10 @@ import importlib.util
 import math
 import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
+
+import dlx_jax_gradients
 
 import dlx
 from dlx.adapter import (
@@ -37,10 +39,8 @@ from dlx.adapter import (
     DType,
     DTypes,
     FastPath,
-    GradSupport,
     KnownIssue,
     Layout,
-    Operation,
     Tensor,
     buffer_exchange,
     consumed,
@@ -147,218 +147,6 @@ def _export(obj: Any) -> Tensor | None:
     return consumed(obj.__dlpack__(max_version=(1, 0))) if obj.dtype.name in _WITHOUT_LETTERS else None
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------
-
-
-def _is_tracked(array: Any) -> bool:
-    return _is_a(array, "jax.core.Tracer")
-
-
-def _is_differentiable(array: Any) -> bool:
-    numpy = sys.modules["jax"].numpy
-    return bool(numpy.issubdtype(array.dtype, numpy.inexact))
-
-
-def _arrays(objs: Iterable[Any]) -> list[Any]:
-    """Return arrays for what jax passes on to a function: Python's numbers may be among it."""
-    jax = sys.modules["jax"]
-    return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
-
-
-def _conjugates(arrays: Iterable[Any]) -> list[Any]:
-    """Return gradients in the convention of `GradSupport` for those in jax's, or the other way round."""
-    return [each.conj() if each is not None and each.dtype.kind == "c" else each for each in arrays]
-
-
-def _parted_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bool], Any]:
-    """Return the results, which of them are differentiable, and jax's pullback for those."""
-    jax = sys.modules["jax"]
-    which: list[bool] = []
-
-    def parted(*operands: Any) -> Any:
-        results = _arrays(function(*operands))
-        which[:] = map(_is_differentiable, results)
-        pairs = list(zip(results, which, strict=True))
-        return [each for each, is_one in pairs if is_one], [each for each, is_one in pairs if not is_one]
-
-    differentiable, pull, others = jax.vjp(parted, *arrays, has_aux=True)
-    parts = iter(differentiable), iter(others)
-    return [next(parts[not is_one]) for is_one in which], which, pull
-
-
-def _pulled(pull: Any, results: Sequence[Any], which: Sequence[bool], gradients: Sequence[Any]) -> list[Any]:
-    """Return what a pullback of jax gives for gradients, in the convention of `GradSupport`."""
-    given = [
-        sys.modules["jax"].numpy.zeros(result.shape, result.dtype) if gradient is None else gradient
-        for result, gradient, is_one in zip(results, gradients, which, strict=True)
-        if is_one
-    ]
-    return _conjugates(pull(_conjugates(given)))
-
-
-def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
-    results, which, pull = _parted_vjp(function, arrays)
-    return results, lambda gradients: _pulled(pull, results, which, gradients)
-
-
-def _record(operation: Operation, arrays: Sequence[Any]) -> Any:
-    operation, states = operation.replayable()
-    results = _recorded(operation, states)(*arrays)
-    return results[: len(results) - states]
-
-
-def _recorded(operation: Operation, states: int) -> Any:
-    """Return a function of jax for a `replayable` operation; its last results are `states`."""
-    jax = sys.modules["jax"]
-
-    def run(*operands: Any) -> Any:
-        if not any(map(_is_tracked, operands)):
-            return operation(_arrays(operands))
-        like = [
-            jax.ShapeDtypeStruct(shape, DTYPES.to_native(dtype)) for shape, dtype in operation.results_like(operands)
-        ]
-        # numpy arrays are what the callback's thread may make: jax's own could wait for it.
-        return jax.pure_callback(lambda *now: operation(now, "numpy"), like, *operands, vmap_method="sequential")
-
-    def forward(*primals: Any) -> Any:
-        operands, wanted = [each.value for each in primals], [each.perturbed for each in primals]
-        if any(map(_is_tracked, operands)):  # an outer derivative may follow it
-            results, pullback = recorded(*operands), None
-        else:
-            results, pullback = operation.vjp(_arrays(operands), wanted)
-        state = list(results[len(results) - states :])
-        return results, (operands, state, jax.tree_util.Partial(lambda: (wanted, pullback)))
-
-    def backward(saved: Any, gradients: Any) -> Any:
-        operands, state, kept = saved
-        wanted, pullback = kept.func()
-        zero = jax.custom_derivatives.SymbolicZero
-        own = _conjugates(each if type(each) is not zero and _is_differentiable(each) else None for each in gradients)
-        if pullback is not None and not any(map(_is_tracked, own)):
-            return tuple(_conjugates(pullback(own)))
-        derived, given = operation.derivative(own, wanted, state)
-        found = iter(_conjugates(_record(derived, (*operands, *given))))
-        pairs = zip(operands, wanted, strict=True)
-        return tuple(next(found) if is_wanted and _is_differentiable(each) else None for each, is_wanted in pairs)
-
-    recorded = jax.custom_vjp(run)
-    recorded.defvjp(forward, backward, symbolic_zeros=True)
-    return recorded
-
-
-class _Trace:
-    """What is known of a compiled derivative once jax has traced it; called while jax traces the way back.
-
-    Parameters
-    ----------
-    structure
-        Of the function's result.
-    pull
-        jax's pullback, taken apart.
-    slots
-        Of each leaf of that: its number among arrays and results, which need not be kept twice; None: it is kept.
-    results, which
-        Shape and dtype of each result, and whether it is differentiable.
-    own
-        Of each result: its shape and dtype if nobody else has its memory, else None.
-    """
-
-    def __init__(
-        self, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]
-    ) -> None:
-        self.structure, self._pull, self.slots, self.which = structure, pull, slots, which
-        self.own: list[Any] = []
-        self._results = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in results]
-
-    def __call__(self, *kept: Any, known: list[Any], gradients: list[Any]) -> Any:
-        """Return the gradients, and what `own` says of them."""
-        tree, rest = sys.modules["jax"].tree_util, iter(kept)
-        given = [next(rest) if slot is None else known[slot] for slot in self.slots]
-        pull = tree.tree_unflatten(self._pull, given)
-        found = _pulled(pull, self._results, self.which, gradients)
-        own = _own(found, [*kept, *known, *gradients])
-        return found, tree.Partial(lambda: own)
-
-
-def _own(results: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, DType] | None]:
-    """Return shape and dtype of each traced result that is computed, and no other array; None for those that are."""
-    there = [*others, *results]
-    return [
-        (each.shape, dtype)
-        if _is_tracked(each)
-        and sum(each is other for other in there) == 1
-        and (dtype := DTYPES.from_native(each.dtype)) is not None
-        and dtype.name not in _UNTAKEN
-        else None
-        for each in results
-    ]
-
-
-class _Compiled:
-    """A `CompiledFunction` over one of `jax.jit`."""
-
-    def __init__(self, function: Any) -> None:
-        tree = sys.modules["jax"].tree_util
-        self._function, self.flatten, self.unflatten = function, tree.tree_flatten, tree.tree_unflatten
-
-    def vjp(self, structure: Any, leaves: Sequence[Any], chosen: Sequence[int]) -> Any:
-        jax, function = sys.modules["jax"], self._function
-        host = jax.default_backend() == "cpu" and len(jax.local_devices(backend="cpu")) == 1
-
-        def forward(*arrays: Any) -> Any:
-            structures: list[Any] = []
-
-            def over(*some: Any) -> list[Any]:
-                every = [*arrays]
-                for i, each in zip(chosen, some, strict=True):
-                    every[i] = each
-                rest = iter(every)
-                given = [next(rest) if leaf is None else leaf for leaf in leaves]
-                args, options = jax.tree_util.tree_unflatten(structure, given)
-                found, shape = jax.tree_util.tree_flatten(function(*args, **options))
-                structures[:] = [shape]
-                return list(found)
-
-            results, which, pull = _parted_vjp(over, [arrays[i] for i in chosen])
-            kept, pulled = jax.tree_util.tree_flatten(pull)
-            known = [*arrays, *results]
-            slots = [next((i for i, each in enumerate(known) if each is leaf), None) for leaf in kept]
-            trace = _Trace(structures[0], pulled, slots, results, which)
-            trace.own = _own(results, arrays)
-            rest = [leaf for leaf, slot in zip(kept, slots, strict=True) if slot is None]
-            return results, jax.tree_util.Partial(trace, *rest)
-
-        there = jax.jit(forward)
-        back = jax.jit(lambda pull, known, gradients: pull(known=known, gradients=gradients))
-
-        def run(arrays: Sequence[Any]) -> Any:
-            arrays = [_taken(each, host) for each in arrays]
-            results, pull = there(*arrays)
-            trace = pull.func
-            wanted = {slot for slot in trace.slots if slot is not None}
-            known = [each if i in wanted else None for i, each in enumerate((*arrays, *results))]
-
-            def pullback(gradients: Sequence[Any]) -> list[Any]:
-                given = [
-                    _taken(each, host) if each is not None and is_one else None
-                    for each, is_one in zip(gradients, trace.which, strict=True)
-                ]
-                found, own = back(pull, known, given)
-                every: list[Any] = [None] * len(arrays)
-                for i, each in zip(chosen, _handed(found, own.func(), host), strict=True):
-                    every[i] = each
-                return every
-
-            return _handed(results, trace.own, host), trace.structure, pullback
-
-        return run
-
-
-def _compile(function: Any) -> _Compiled | None:
-    jitted = type(sys.modules["jax"].jit(lambda: None))
-    return _Compiled(function) if type(function) is jitted else None
-
-
 @functools.cache
 def _importer() -> Any:
     """Return what `jax.dlpack.from_dlpack` calls in the end, for the host; None where it does not do as it is known to.
@@ -394,26 +182,6 @@ def _imported(tensor: Tensor) -> Any:
         raise
     except Exception:  # strided, or read-only: said by the other
         return None
-
-
-def _taken(tensor: Any, host: bool) -> Any:
-    """Return the array of jax for a tensor; memory that jax can share it shares."""
-    if not isinstance(tensor, Tensor):
-        return tensor
-    array = _imported(tensor) if host else None
-    return dlx.convert(tensor, to="jax") if array is None else array
-
-
-def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
-    """Return writable tensors over what jax has just computed, and nobody else has; others as they are."""
-    found = []
-    for array, known in zip(arrays, own, strict=True):
-        if known is None or not host or not array.size or _is_tracked(array):
-            found.append(array)
-            continue
-        array.block_until_ready()
-        found.append(over_memory(array.unsafe_buffer_pointer(), known[0], None, known[1], HOST, owner=array))
-    return found
 
 
 def _is_ready(obj: Any) -> bool:
@@ -454,7 +222,7 @@ class JaxAdapter(Adapter):
         describe=_exported_info,
         ready=_is_ready,
     )
-    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, compile=_compile, by_type=True)
+    gradients = dlx_jax_gradients.support(DTYPES, _imported)
     switches = ("config.jax_enable_x64", "config.jax_platforms")
     known_issues = (
         KnownIssue(

@@ -116,9 +116,7 @@ static int switches_off(const py_route* r) {
   return 1;
 }
 
-/* Whether the target takes what it took when the route was found; else the next call finds it anew.
- * GIL: needed; may run Python. Errors: 0 = ask Python. */
-static int states_hold(py_route* r) {
+int py_fast_path_holds(py_route* r) {
   for (int i = 0; i < r->n_states; i++) {
     PyObject* found = PyObject_GetAttr(r->states[i].owner, r->states[i].name);
     int same = found ? PyObject_RichCompareBool(found, r->states[i].value, Py_EQ) : -1;
@@ -129,10 +127,6 @@ static int states_hold(py_route* r) {
     return 0;
   }
   return 1;
-}
-
-int py_fast_path_holds(py_route* r) {
-  return states_hold(r);
 }
 
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
@@ -303,7 +297,7 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned opt
                                         uint32_t* resolvable) {
   *resolvable = 0;
   if (options & r->leaves) return NULL;
-  if (r->n_states && !states_hold(r)) return NULL;
+  if (r->n_states && !py_fast_path_holds(r)) return NULL;
   if (r->type == &py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r)) return NULL;
   if (!early_clear(r, obj)) return borrow_detached(r, obj, options, resolvable);
@@ -325,8 +319,12 @@ INLINE int has_questions(const py_route* r, DLDataType dtype) {
   return 0;
 }
 
+int py_fast_path_is_clear(const py_route* r, PyObject* obj) {
+  return switches_off(r) && early_clear(r, obj);
+}
+
 int py_fast_path_is_open(py_route* r, PyObject* obj) {
-  return (r->n_states == 0 || states_hold(r)) && switches_off(r) && early_clear(r, obj);
+  return py_fast_path_holds(r) && py_fast_path_is_clear(r, obj);
 }
 
 DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
@@ -521,19 +519,8 @@ RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVer
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
 }
 
-/* An array that is in the target framework already. Owns, Errors: as py_fast_path_run. */
-static PyObject* run_same(py_route* r, PyObject* obj, unsigned options) {
-  if (!(options & DLX_COPIES)) return py_fast_path_same(r, obj, options);
-  py_route_enter(r);
-  PyObject* same = py_fast_path_same(r, obj, options);
-  PyObject* copy = same ? py_fast_path_copied(r, same) : NULL;
-  py_route_leave(r);
-  return copy;
-}
-
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
-  if (r->is_same) return run_same(r, obj, options);
   uint32_t resolvable;
   PyObject* result = NULL;
   py_route_enter(r);
@@ -558,97 +545,4 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
   if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
   return py_route_find(type, py_route_key(to));
-}
-
-/* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */
-static int is_on_host(py_route* r, PyObject* obj) {
-  DLTensor t;
-  DLManagedTensorVersioned* made;
-  if (r->type == &py_tensor_type) {
-    if ((made = py_tensor_inside((TensorObject*)obj)) == NULL) return 0;
-    t = made->dl_tensor;
-  } else if (r->exports && r->exports->dltensor_from_py_object_no_sync &&
-             r->exports->dltensor_from_py_object_no_sync(obj, &t) == 0 && !PyErr_Occurred()) {
-    /* borrowed */
-  } else if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (PyErr_Occurred() && py_error_forget() < 0) return 0; /* it cannot say read-only */
-    if (py_exchange_managed(r->exports, obj, &made) < 0) return py_error_forget(), 0;
-    t = made->dl_tensor;
-    dlx_managed_release(made);
-  } else {
-    return py_error_forget(), 0;
-  }
-  return t.device.device_type == kDLCPU && t.device.device_id == 0;
-}
-
-/* An array of the target framework without a graph: itself, where it has none. Owns: new reference.
- * Errors: NULL, as py_fast_path_route. */
-static PyObject* without_graph(const py_route* r, PyObject* obj) {
-  for (int i = r->n_early; i < r->n_guards; i++) {
-    if (!r->guards[i].of_owner) return NULL; /* one that may be about the graph, asked by dtype */
-  }
-  if (!switches_off(r)) return NULL;
-  if (early_clear(r, obj)) return Py_NewRef(obj);
-  PyObject* plain = PyErr_Occurred() || r->detach.name == NULL ? NULL : py_ask(&r->detach, obj);
-  if (plain == NULL) {
-    py_error_forget();
-  } else if (!early_clear(r, plain)) {
-    Py_CLEAR(plain);
-  }
-  return plain;
-}
-
-/* Whether to borrow an array neither waits for it nor changes it, as its adapter says. Errors: 0 =
- * ask Python. */
-static int is_ready(const py_route* r, PyObject* obj) {
-  PyObject* answer = r->ready ? PyObject_CallOneArg(r->ready, obj) : Py_NewRef(Py_True);
-  if (answer == NULL) py_error_forget();
-  Py_XDECREF(answer);
-  return answer == Py_True;
-}
-
-/* Whether nothing blocks the export of an array of the target framework, which may copy it then.
- * Errors: 0 = ask Python. */
-RARE int may_copy(py_route* r, PyObject* obj) {
-  uint32_t resolvable = 0;
-  if (r->copy == NULL || r->is_managed || !is_ready(r, obj)) return 0;
-  DLManagedTensorVersioned* made = py_fast_path_borrow(r, obj, DLX_COPIES, &resolvable);
-  if (made == NULL) return 0;
-  dlx_managed_release(made);
-  return resolvable == 0;
-}
-
-PyObject* py_fast_path_copied(const py_route* r, PyObject* same) {
-  PyObject* copy = PyObject_CallOneArg(r->copy, same);
-  if (copy == NULL) py_error_forget();
-  Py_DECREF(same);
-  return copy;
-}
-
-RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
-  if (options & DLX_COPIES)
-    return options & DLX_DETACHES || !may_copy(r, obj) ? NULL : Py_NewRef(obj);
-  int asks = r->is_examined || (options & DLX_HOST_ONLY && !r->is_host_only);
-  /* A table without a borrow slot is not asked: its managed one may wait for the array. */
-  int can_ask =
-      r->type == &py_tensor_type || (r->exports && r->exports->dltensor_from_py_object_no_sync);
-  if (asks && !(can_ask && is_on_host(r, obj))) return NULL;
-  return options & DLX_DETACHES ? without_graph(r, obj) : Py_NewRef(obj);
-}
-
-PyObject* py_fast_path_same(py_route* r, PyObject* obj, unsigned options) {
-  if (!(options & (DLX_COPIES | DLX_EXAMINES)) && !r->is_examined) return Py_NewRef(obj);
-  py_route_enter(r);
-  PyObject* result = examined(r, obj, options);
-  py_route_leave(r);
-  return result;
-}
-
-PyObject* py_fast_path_like(PyObject* callable, PyObject* like) {
-  py_route* r = py_fast_path_route(callable, Py_TYPE(like), Py_NotImplemented);
-  if (r == NULL || r->like == NULL) return NULL;
-  py_route_enter(r);
-  PyObject* to = r->is_host_only || is_on_host(r, like) ? Py_NewRef(r->like) : NULL;
-  py_route_leave(r);
-  return to;
 }

@@ -75,7 +75,7 @@ typedef struct py_route {
   int holds_type;
   PyObject* key;    /* the `to` of the call; strong. NotImplemented: what `like` is looked up by */
   PyObject* like;   /* the target that an array of the type stands for as `like`; strong, or NULL */
-  int is_host_only; /* arrays of the type are always on the host */
+  int is_host_only; /* its adapter knows no device but the host */
   atomic_uint tag;  /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python; 2 = by py_producer_run */
   PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
@@ -236,8 +236,8 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
-/* Whether the target takes what it took when the route was found. GIL: needed; may run Python.
- * Errors: 0 = ask Python, unless an exception is set. */
+/* Whether the target takes what it took when the route was found; else the next call finds it anew.
+ * GIL: needed; may run Python. Errors: 0 = ask Python, unless an exception is set. */
 int py_fast_path_holds(py_route* route);
 
 /* Whether the consumer takes an exported tensor, as py_fast_path_borrow says of its options. One
@@ -245,9 +245,12 @@ int py_fast_path_holds(py_route* route);
 int py_fast_path_takes(py_route* route, DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable);
 
-/* Whether an array may be exported, as far as that can be said before: what the target takes is
- * known, no switch is on and no early guard holds. GIL: needed; may run Python. Errors: 0 = ask
- * Python, unless an exception is set. */
+/* Whether no switch is on and no early guard holds of an array. GIL: needed; may run Python.
+ * Errors: 0 = ask Python, unless an exception is set. */
+int py_fast_path_is_clear(const py_route* route, PyObject* obj);
+
+/* The same, and that the target takes what it took when the route was found: all that can be said
+ * before an array is exported. */
 int py_fast_path_is_open(py_route* route, PyObject* obj);
 
 /* Borrow an array for the length of a call: examined and checked as by py_fast_path_borrow with
@@ -263,6 +266,19 @@ DLManagedTensorVersioned* py_fast_path_resolve(const py_route* route,
                                                DLManagedTensorVersioned* made, unsigned options,
                                                uint32_t resolvable);
 
+/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
+ * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
+PyObject* py_fast_path_hand_over(PyObject* callable, py_route* route,
+                                 DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                 PyObject* tree);
+
+/* Convert one array by its route, which is not one that is_same. Owns: the result is new.
+ * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
+                           unsigned options);
+
+/* ---- python/fast_path_same.c ----------------------------------------------------------------- */
+
 /* The result for an array that is in the target framework already, by a route that is_same; with
  * DLX_COPIES what is then given to py_fast_path_copied. Owns: new reference. GIL: needed; may run
  * Python. Errors: NULL, as py_fast_path_route. */
@@ -272,20 +288,12 @@ PyObject* py_fast_path_same(py_route* route, PyObject* obj, unsigned options);
  * Python. Errors: NULL, as py_fast_path_route. */
 PyObject* py_fast_path_copied(const py_route* route, PyObject* same);
 
-/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
- * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
-PyObject* py_fast_path_hand_over(PyObject* callable, py_route* route,
-                                 DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                                 PyObject* tree);
+/* Both, for a call with one array. Owns, GIL, Errors: as py_fast_path_same. */
+PyObject* py_fast_path_run_same(py_route* route, PyObject* obj, unsigned options);
 
 /* The target that an array stands for as `like`, where it is on the host. Owns: new reference.
  * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
 PyObject* py_fast_path_like(PyObject* callable, PyObject* like);
-
-/* Convert one array by its route. Owns: the result is new. GIL: needed; may run Python. Errors:
- * NULL, as py_fast_path_route. */
-PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
-                           unsigned options);
 
 /* ---- python/exchange_any.c ------------------------------------------------------------------- */
 

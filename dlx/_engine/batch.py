@@ -30,15 +30,23 @@ from dlx._engine.executor import (
     resolved,
 )
 from dlx._engine.plan import HOST, Copy, Relabel, Resolve
-from dlx._engine.planner import DEFERRED, Decision, Request, approach, as_it_is, check_copies, decide, deferred
+from dlx._engine.planner import (
+    DEFERRED,
+    UNDECIDED,
+    Decision,
+    Request,
+    approach,
+    as_it_is,
+    check_copies,
+    decide,
+    deferred,
+)
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 
-__all__ = ["UNDECIDED", "Batch", "Transfer", "convert_tree"]
-
-UNDECIDED = Decision()
+__all__ = ["Batch", "Transfer", "convert_tree"]
 
 
 class Transfer:

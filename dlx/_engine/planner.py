@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import check_gaps, is_cuda, require
-from dlx._core.extension import ffi, lib
+from dlx._core.extension import lib
 from dlx._core.foreign import safe_repr
-from dlx._core.native import Tensor, tensor_address, tensor_check
+from dlx._core.native import Tensor, tensor_check
 from dlx._core.stream import is_unordered
+from dlx._core.tensor import dense
 from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, same_device
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
@@ -27,7 +28,18 @@ from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["DEFERRED", "Decision", "Request", "approach", "as_it_is", "check_copies", "decide", "deferred", "is_inside"]
+__all__ = [
+    "DEFERRED",
+    "UNDECIDED",
+    "Decision",
+    "Request",
+    "approach",
+    "as_it_is",
+    "check_copies",
+    "decide",
+    "deferred",
+    "is_inside",
+]
 
 
 class Request(NamedTuple):
@@ -66,7 +78,7 @@ class Decision(NamedTuple):
     copies: bool = False
 
 
-_NOTHING = Decision()
+UNDECIDED = Decision()
 _SHARED, _COPIED = Decision(outcome="shared"), Decision(outcome="copied")
 MAX_DECISIONS = 64
 """Decisions that are kept for a target."""
@@ -101,8 +113,6 @@ def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any
         decided = _inside(source, blockers, info, request)
         if decided is not None:
             return decided
-    if not blockers:
-        return _NOTHING
     steps = tuple(_resolution(blocker, info, request) for blocker in blockers)
     return Decision(steps, copies=any(step.copies for step in steps))
 
@@ -221,10 +231,12 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
-def as_it_is(tensor: Tensor, before: Decision, source: Adapter, request: Request) -> Decision | None:
+def as_it_is(
+    tensor: Tensor, before: Decision, source: Adapter, request: Request, *, in_full: bool = False
+) -> Decision | None:
     """Return the decision where the consumer takes the memory as it is, and nothing is asked for; else None.
 
-    That is nearly always so. No more is said than that: `decide` says it in full.
+    That is nearly always so. `in_full`: None, too, where `decide` says more of host memory than that it is shared.
     """
     target = request.target
     if (
@@ -237,6 +249,7 @@ def as_it_is(tensor: Tensor, before: Decision, source: Adapter, request: Request
         and not (target.varies or target.capabilities.copies)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
+        and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
     ):
         return _COPIED if tensor.flags & IS_COPIED else _SHARED
     return None
@@ -262,10 +275,6 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     target = request.target
     if not tensor.is_host or before.steps or request.stream is not None:
         return _Decider(tensor, before, source, request, sync).decision()
-    if not (target.adapter.immutable or tensor.flags & IS_COPIED):
-        plain = as_it_is(tensor, before, source, request)
-        if plain is not None:
-            return plain
     address = tensor.data_ptr
     alignment = (address & -address) % ALIGNMENTS[-1] if address else None
     layout = tensor.dtype, tensor.shape, tensor.strides, tensor.flags, alignment
@@ -395,7 +404,8 @@ class _Decider:
             raise CopyRequiredError(f"it is on {device}, and the result is on {wanted}", option=_COPY)
         self._can_copy(wanted)
         self.copy_device = wanted
-        if is_cuda(device) and is_cuda(wanted) and _has_gaps(tensor, permuted=not self.keep_order):
+        one_run = contiguous(tensor.shape, tensor.strides) or (self.keep_order and dense(tensor))
+        if is_cuda(device) and is_cuda(wanted) and not one_run:
             why, here = f"made compact on {device}, devices copy runs to each other", Device(lib.kDLCUDA, device.id)
             self.copies.append(Copy("copy", why, tensor.nbytes, device=here, keep_order=self.keep_order))
         why = f"from {device} to {wanted}"
@@ -490,10 +500,3 @@ class _Decider:
         on_device = is_cuda(self.tensor.device) or is_cuda(device)
         if on_device and (self.copies or self.relabel is not None or self.target.adapter is not TENSOR):
             require()
-
-
-def _has_gaps(tensor: Tensor, *, permuted: bool) -> bool:
-    """Return whether the elements are not one run of memory, or not in row-major order if that counts as well."""
-    layout = lib.dlx_layout(ffi.cast("DLTensor *", tensor_address(tensor)))
-    odd = Layout.GAPS | Layout.ZERO | Layout.NEGATIVE
-    return bool(layout & (odd | Layout.PERMUTED if permuted else odd))

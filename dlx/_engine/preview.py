@@ -8,11 +8,11 @@ from dlx._containers.failures import Failures, together
 from dlx._containers.tree import Tree
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import type_name
-from dlx._engine.batch import UNDECIDED, Batch, Transfer
+from dlx._engine.batch import Batch, Transfer
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import exported
 from dlx._engine.plan import Plan
-from dlx._engine.planner import Decision, Request, approach, decide
+from dlx._engine.planner import UNDECIDED, Decision, Request, approach, as_it_is, decide
 from dlx._engine.streams import StreamSync
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -36,7 +36,8 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
         if source is target.source:
             decision = _approach_described(obj, source, info, request)
         if decision.outcome == "unknown":
-            decision = decide(tensor, decision, source, request, _no_sync)
+            plain = as_it_is(tensor, decision, source, request, in_full=True)
+            decision = decide(tensor, decision, source, request, _no_sync) if plain is None else plain
     except MemoryError:
         raise
     except Exception:  # said again, in full

@@ -103,9 +103,7 @@ class StreamSync:
         return self._streams[key]
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:
-        """Describe the stream synchronization; empty where there is none. The driver is not called."""
-        if not cuda.is_cuda(device):
-            return ""
+        """Describe the stream synchronization of a CUDA device; empty where there is none. The driver is not called."""
         key = id(source), device, place
         if key not in self._words:
             self._words[key] = self._explained(source, device, place)
@@ -238,16 +236,13 @@ class StreamSync:
             self._point(readiness)
 
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
-        """Return the tensor to pass to the consumer, which has nothing left to order.
+        """Return the tensor of a CUDA device to pass to the consumer, which has nothing left to order.
 
         The memory is kept until the consumer's stream is done with it; for a producer that works on the same stream it
         may be released at once.
         """
-        device = tensor.device
-        if not cuda.is_cuda(device):
-            return tensor
         self.order(tensor, readiness, None)
-        device = physical(device)
+        device = physical(tensor.device)
         consumer = self.consumer(device)
         same = consumer == readiness and consumer == self.producer(source, device)
         if consumer is not None and not consumer.is_unordered and not same:
@@ -264,7 +259,7 @@ class StreamSync:
     def copied(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
     ) -> tuple[Tensor, Readiness]:
-        """Copy to the host or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
+        """Copy from or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
 
         The memory may be written to as soon as this returns. `source` is None where the tensor is a copy already, which
         nobody else writes to.
@@ -277,8 +272,6 @@ class StreamSync:
             If there is not enough memory.
         """
         on_device = cuda.is_cuda(tensor.device)
-        if not on_device and host_readable(place):
-            return native.tensor_copy(tensor, keep_order), None
         device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
         if on_device:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -25,7 +24,7 @@ from dlx.adapter.base import Adapter, Description, DTypes, over_memory
 from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
 
-__all__ = ["INSTALL", "ModuleAdapter", "importable", "probed"]
+__all__ = ["INSTALL", "ModuleAdapter", "import_framework", "importable", "probed"]
 
 INSTALL = {"array_api_strict": "array-api-strict", "dpnp": "dpnp", "ndonnx": "ndonnx"}
 """Modules that are known to have ``from_dlpack`` -> what pip calls them."""
@@ -81,20 +80,33 @@ def importable(name: str) -> ModuleType | None:
     root = name.partition(".")[0]
     if name in sys.modules and root not in sys.stdlib_module_names and root != "__main__":
         return sys.modules[name]
-    if root not in INSTALL:
-        return None
+    if root in INSTALL:
+        import_framework(root, name, f"pip install {INSTALL[root]}")
+        return sys.modules.get(name)
+    return None
+
+
+def import_framework(package: str, target: str, install: str) -> None:
+    """Import the package of a target; `install` is the command that installs it.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it fails to import or is not there.
+    """
     try:
-        if importlib.util.find_spec(root) is not None:
-            return importlib.import_module(name)
+        importlib.import_module(package)
     except MemoryError:
         raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            return None
-        what, fix = f"{name} is installed but fails to import:", "Repair its installation."
-        raise foreign_error(what, error, FrameworkNotInstalledError, target=name, fix=fix) from error
-    fix = f"Install it: pip install {INSTALL[root]}."
-    raise FrameworkNotInstalledError(f"{root} is not installed", target=name, fix=fix)
+    except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
+        if sys.is_finalizing():
+            said = f"{package} is gone, and cannot be imported while Python ends"
+            raise FrameworkNotInstalledError(said, target=target, fix="Convert it earlier.") from error
+        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
+            fix = f"Install it: {install}."
+            raise FrameworkNotInstalledError(f"{package} is not installed", target=target, fix=fix) from error
+        what, fix = f"{package} is installed but fails to import:", "Repair its installation."
+        raise foreign_error(what, error, FrameworkNotInstalledError, target=target, fix=fix) from error
 
 
 def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:

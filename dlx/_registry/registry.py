@@ -7,7 +7,6 @@ needed.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import itertools
 import sys
@@ -30,7 +29,7 @@ from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, normalized, strict
 from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
-from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError, did_you_mean
+from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
 __all__ = ["HELD", "Adapters", "Registry", "adapters", "registry"]
 
@@ -401,24 +400,11 @@ def packages(module: str) -> Iterator[str]:
 
 
 def _import(adapter: Adapter) -> None:
-    """Import the framework of a target."""
+    """Import the framework of a target, unless it is there."""
     found = look_up(adapter.package)
     if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
         return  # else another thread is importing it, and is waited for
-    try:
-        importlib.import_module(adapter.package)
-    except MemoryError:
-        raise
-    except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
-        package, name = adapter.package, adapter.name
-        if sys.is_finalizing():
-            said = f"{package} is gone, and cannot be imported while Python ends"
-            raise FrameworkNotInstalledError(said, target=name, fix="Convert it earlier.") from error
-        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
-            fix = f"Install it: {adapter.install or f'pip install {package}'}."
-            raise FrameworkNotInstalledError(f"{package} is not installed", target=name, fix=fix) from error
-        what, fix = f"{package} is installed but fails to import:", "Repair its installation."
-        raise foreign_error(what, error, FrameworkNotInstalledError, target=name, fix=fix) from error
+    modules.import_framework(adapter.package, adapter.name, adapter.install or f"pip install {adapter.package}")
 
 
 registry = Registry()

@@ -36,7 +36,7 @@ from dlx._registry.registry import registry
 from dlx._views import pytree
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import AdapterNotFoundError, DlxError, path_text
+from dlx.errors import DlxError, path_text
 
 __all__ = ["MISSING", "KeyedView", "Options", "Path", "Scope", "View", "is_view", "keys_of"]
 
@@ -100,6 +100,13 @@ class Options:
             self.kinds, self.known_at = {}, now
         return self.kinds.get(kind, MISSING) if type(kind) is type or is_key(kind) else MISSING
 
+    def learn(self, kind: type) -> Any:
+        """Return the answer of `what_is` for a type, and keep it."""
+        what = what_is(kind)
+        if is_key(kind):
+            self.kinds[kind] = what
+        return what
+
 
 class Scope:
     """The objects converted by the views of one call, and their results.
@@ -144,70 +151,48 @@ class Scope:
         handler, path, key
             The container's handler and path, and the element's key in it.
         """
-        options, kind = self.options, type(obj)
-        what = options.known(kind)
-        if what is MISSING:
-            what = self._learn(kind, handler, path, key)
-        if what is None:
-            return obj
-        name = name_of(obj, handler)
-        with self.lock():
-            new = self._again(name, obj)
-            if new is not None:
-                return new
-            if what is kind:  # a class may not even say what it is
-                source = self._generic(obj, handler, path, key)
-            elif isinstance(what, Container):
-                return self._entered(obj, what, handler, path, key)
-            else:
-                source = what
-            if source is None:
+        options, kind, inner = self.options, type(obj), (path, handler, key)
+        try:
+            what = options.known(kind)
+            if what is MISSING:
+                what = options.learn(kind)
+            if what is None:
                 return obj
-            new = self._converted(obj, source, handler, path, key)
-            self.leave(name, obj, new)  # until it has its slot, which another thread may read already
-            return new
+            name = name_of(obj, handler)
+            with self.lock():
+                new = self._again(name, obj)
+                if new is not None:
+                    return new
+                if what is kind:  # a class may not even say what it is
+                    what = generic.strict_array_adapter(obj, options.strict)
+                if what is None:
+                    return obj
+                if isinstance(what, Container):
+                    return self._entered(name, obj, what, inner)
+                if options.fast_path is not None:
+                    new = options.fast_path(obj, options.to)
+                else:
+                    new = options.convert(obj, what, options, inner)
+                self.leave(name, obj, new)  # until it has its slot, which another thread may read already
+                return new
+        except DlxError as error:
+            error.complete(source=type_name(kind), target=options.request.target.name, path=keys_of(inner))
+            raise
 
     def lock(self) -> threading.RLock:
         """Return the lock under which each object is converted, so that it is converted once."""
         return lock_of(self)
 
-    def _learn(self, kind: type, handler: Container, path: Path, key: Any) -> Any:
-        try:
-            what = what_is(kind)
-        except DlxError as error:
-            raise error.complete(
-                source=type_name(kind), target=self.options.request.target.name, path=keys_of((path, handler, key))
-            ) from None
-        if is_key(kind):
-            self.options.kinds[kind] = what
-        return what
-
-    def _generic(self, obj: Any, handler: Container, path: Path, key: Any) -> Adapter | None:
-        try:
-            return generic.strict_array_adapter(obj, self.options.strict)
-        except AdapterNotFoundError as error:
-            raise error.complete(target=self.options.request.target.name, path=keys_of((path, handler, key))) from None
-
-    def _converted(self, obj: Any, source: Adapter, handler: Container, path: Path, key: Any) -> Any:
-        options = self.options
-        if options.fast_path is not None:
-            try:
-                return options.fast_path(obj, options.to)
-            except DlxError as error:
-                error.complete(path=keys_of((path, handler, key)))
-                raise
-        return options.convert(obj, source, options, (path, handler, key))
-
-    def _entered(self, obj: Any, what: Container, handler: Container, path: Path, key: Any) -> Any:
+    def _entered(self, name: Any, obj: Any, what: Container, path: Path) -> Any:
         """Return a view of a container; sets and ``__dlx_tree__`` objects, which have no keys, are converted now."""
-        root, name = self.root and self.root(), name_of(obj, what)
-        if root is not None and name_of(root._source, root._handler) == name:
+        root = self.root and self.root()
+        if root is not None and name_of(root._source, root._handler) == name_of(obj, what):
             return root
-        new = self.options.make(obj, what, self, (path, handler, key))
-        if new is not None:
-            self.leave(name_of(obj, handler), obj, new)
-            return new
-        return self.eager(obj, what, (path, handler, key))
+        new = self.options.make(obj, what, self, path)
+        if new is None:
+            return self.eager(obj, what, path)
+        self.leave(name, obj, new)
+        return new
 
     def eager(self, obj: Any, handler: Container, path: Path = None) -> Any:
         """Convert a whole container now."""
@@ -448,18 +433,15 @@ class View(Shown):
             if old[0] is element or (handler.identity is not None and self._same(old[0], element)):
                 return old[1]
             self._forget(key)
-        if self._fast is not None:  # nearly always
-            try:
-                new = native.convert_slot(slots, self._fast, key, element)
-            except DlxError as error:
-                error.complete(path=keys_of((self._path, handler, key)))
-                shorten(error, own=False)
-                raise
-            if new is not None:
-                return new
         try:
+            if self._fast is not None:  # nearly always
+                new = native.convert_slot(slots, self._fast, key, element)
+                if new is not None:
+                    return new
             new = scope.result(element, handler, self._path, key)
         except REFUSALS as error:
+            if isinstance(error, DlxError):
+                error.complete(path=keys_of((self._path, handler, key)))
             shorten(error, own=False)
             raise
         slot = slots.setdefault(key, (element, new))

@@ -389,7 +389,7 @@ def test_memory_that_runs_out_while_something_is_imported(mylib, monkeypatch, no
         with pytest.raises(MemoryError, match="now"):
             list(sys.modules["dlx._registry.plugin"].discover())
     elif what == "framework":
-        no_memory("dlx._registry.registry.importlib.import_module")
+        no_memory("dlx._registry.modules.importlib.import_module")
         mylib.adapter.package = "mylib_that_is_not_there"
         with pytest.raises(MemoryError, match="now"):
             sys.modules["dlx._registry.registry"]._import(mylib.adapter)

@@ -260,6 +260,11 @@ def test_without_elements(np, table, shape):
     """A tensor without elements, and without an address, becomes an empty array of its shape."""
     array = load(table, managed_of(native.tensor_new(0, shape, None, (2, 32, 1), (1, 0), 0, None)))
     assert array.shape == shape and array.tolist() == np.zeros(shape).tolist()
+    copies = [
+        convert(dlx.from_pointer(0, shape, "float32"), to="numpy", copy=True)
+        for convert in (dlx.convert, dlx.convert.__wrapped__)
+    ]
+    assert copies[0].strides == copies[1].strides == array.strides
 
 
 def test_the_memory_lives_as_long_as_the_array(np, table):

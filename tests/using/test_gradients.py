@@ -558,12 +558,12 @@ def test_numbers_among_the_arguments_of_compiled_functions():
 
 def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
     """Arguments and gradients are jax's arrays by address; results and their gradients are what jax has computed."""
-    import dlx_jax
+    import dlx_jax_gradients
 
-    taken, handed, take, hand = [], [], dlx_jax._taken, dlx_jax._handed
+    taken, handed, take, hand = [], [], dlx_jax_gradients._taken, dlx_jax_gradients._handed
 
-    def noted(tensor, host):
-        array = take(tensor, host)
+    def noted(tensor, *how):
+        array = take(tensor, *how)
         taken.append((tensor.data_ptr, array.unsafe_buffer_pointer()))
         return array
 
@@ -571,8 +571,8 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
         handed.extend(each.unsafe_buffer_pointer() for each in arrays)
         return hand(arrays, own, host)
 
-    monkeypatch.setattr(dlx_jax, "_taken", noted)
-    monkeypatch.setattr(dlx_jax, "_handed", given)
+    monkeypatch.setattr(dlx_jax_gradients, "_taken", noted)
+    monkeypatch.setattr(dlx_jax_gradients, "_handed", given)
     function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: a * b))
     for dtype in (torch.float32, torch.float64):
         taken.clear()

@@ -1,0 +1,182 @@
+"""How torch differentiates, for `dlx_torch`: functions of other frameworks in its graph, its own for others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import ref
+
+from dlx.adapter import DTypes, GradSupport, Operation
+from dlx.errors import ConversionError
+
+__all__ = ["support"]
+
+
+def _is_tracked(tensor: Any) -> bool:
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    torch = sys.modules["torch"]
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        normal = [each.clone() if each.is_inference() else each for each in tensors]
+        # Leaves, unless an outer derivative follows them.
+        operands = [each if each.requires_grad else each.detach().requires_grad_() for each in normal]
+        followed = any(each.requires_grad for each in normal)
+        results = function(*operands)
+
+    def pullback(gradients: Sequence[Any]) -> list[Any]:
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(results, gradients, strict=True)
+            if gradient is not None and result.requires_grad
+        ]
+        if not (pairs and operands):
+            return [torch.zeros_like(each) for each in operands]
+        found = torch.autograd.grad(
+            [result for result, _ in pairs],
+            operands,
+            [gradient for _, gradient in pairs],
+            create_graph=torch.is_grad_enabled() and (followed or any(each.requires_grad for _, each in pairs)),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return list(found)
+
+    return results, pullback
+
+
+@functools.cache
+def _node() -> Any:
+    """Return the class of the nodes that functions of other frameworks have in torch's graph."""
+    torch = sys.modules["torch"]
+
+    class Using(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, operation: Operation, *tensors: Any) -> Any:
+            wanted, before = ctx.needs_input_grad[1:], _random_state()
+            results, pullback = operation.vjp(tensors, wanted)
+            ctx.random = before, _random_state()  # the function may call one of torch, which draws
+            # What torch saves it releases after backward, or keeps (retain_graph). Of an attribute it knows nothing.
+            holder = torch.empty(0, device="cpu")
+            holder.pullback = pullback
+            ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
+            # torch notices writes to these, whose memory others may keep.
+            ctx.save_for_backward(holder, *tensors, *results)
+            ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
+            ctx.set_materialize_grads(False)
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            _refuse_transforms(each for each in gradients if each is not None)
+            holder, *saved = ctx.saved_tensors
+            tensors = saved[: ctx.count]
+            if all(each is None for each in gradients):
+                return (None,) * (1 + len(tensors))
+            if not torch.is_grad_enabled():
+                pullback = getattr(holder, "pullback", None)
+                if pullback is None:  # hooks put another tensor in its place: checkpoints, tensors saved on the host
+                    with _GRADIENTS.replayed(ctx.random):
+                        _, pullback = ctx.operation.vjp(tensors, ctx.wanted)
+                return None, *pullback(gradients)
+            operation, given = ctx.operation.derivative(gradients, ctx.wanted)
+            with _GRADIENTS.replayed(ctx.random):
+                found = iter(_record(operation, (*tensors, *given)))
+            pairs = zip(tensors, ctx.wanted, strict=True)
+            return None, *(next(found) if wanted and _is_differentiable(each) else None for each, wanted in pairs)
+
+    return Using
+
+
+def _refuse_transforms(tensors: Iterable[Any]) -> None:
+    """Refuse tensors of `torch.func`, and those of a vectorized Jacobian: they have no memory."""
+    inner = sys.modules["torch"]._C
+    if inner._are_functorch_transforms_active() or any(map(inner._functorch.is_legacy_batchedtensor, tensors)):
+        raise ConversionError(
+            "torch.func differentiates no functions of other frameworks",
+            fix="Call torch.autograd.grad, or .backward(), outside of torch.func, and without vectorize=True.",
+        )
+
+
+def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
+    _refuse_transforms(())
+    return _node().apply(operation, *tensors)
+
+
+def _eval_shape(dtypes: DTypes, function: Any, specs: Any) -> Any:
+    torch = sys.modules["torch"]
+    made: list[Any] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = operator(*args, **(kwargs or {}))
+            parts = found if isinstance(found, tuple | list) else (found,)
+            made.extend(ref(each) for each in parts if isinstance(each, torch.Tensor))
+            return found
+
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), Watch():
+        results = function(*(torch.empty(shape, dtype=dtypes.to_native(dtype)) for shape, dtype in specs))
+    found = [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in results]
+    results = None
+    if any(each() is not None for each in made):
+        gc.collect()
+    kept = [tensor for each in made if (tensor := each()) is not None]
+    if kept:
+        keeper, tensor = next(((name, each) for each in kept if (name := _keeper(each))), ("", kept[0]))
+        shown = f"{dtypes.from_native(tensor.dtype)}{list(tensor.shape)}"
+        raise ConversionError(
+            f"the function keeps a tensor of its trial without data ({shown}{keeper}), where later calls would find it",
+            fix="Say result_like=, so that it is not tried; what it does not write anew in each call, reset first.",
+        )
+    return found
+
+
+def _keeper(tensor: Any) -> str:
+    """Return which attribute of a module holds a tensor, by itself or in a container; "" where none does."""
+    module = sys.modules["torch"].nn.Module
+    for each in gc.get_objects():
+        if not issubclass(type(each), module):
+            continue
+        for name, value in {**vars(each), **each._parameters, **each._buffers}.items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if name[0] != "_" and any(part is tensor for part in (value, *parts)):
+                return f" in {type(each).__name__}.{name}"
+    return ""
+
+
+def _random_state() -> Any:
+    return sys.modules["torch"].get_rng_state()
+
+
+@contextlib.contextmanager
+def _at_random_state(state: Any) -> Iterator[None]:
+    random = sys.modules["torch"].random
+    with random.fork_rng(devices=[]):
+        random.set_rng_state(state)
+        yield
+
+
+_GRADIENTS = GradSupport(
+    _is_tracked,
+    _is_differentiable,
+    _vjp,
+    _record,
+    random_state=_random_state,
+    at_random_state=_at_random_state,
+)
+
+
+def support(dtypes: DTypes) -> GradSupport:
+    """Return how torch differentiates, given the dtypes of its adapter."""
+    return replace(_GRADIENTS, eval_shape=functools.partial(_eval_shape, dtypes))
