@@ -25,8 +25,7 @@ enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
 
 /* How many are live: a number for each thread, so that counting takes no locked operation. */
-DLX_HOT static void count(int change) {
-  dlx_thread_state* own = dlx_state_of_thread();
+DLX_HOT static void count(dlx_thread_state* own, int change) {
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
     return;
@@ -43,10 +42,10 @@ int64_t dlx_live(void) {
 }
 
 /* GIL: not needed; `release` takes it if it must. */
-DLX_HOT static void finish(made_tensor* self) {
+DLX_HOT static void finish(made_tensor* self, dlx_thread_state* own) {
   if (self->release) self->release(self->owner);
   free(self);
-  count(-1);
+  count(own, -1);
 }
 
 /* GIL: not needed. */
@@ -60,7 +59,7 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
    * stack. */
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) { /* no memory for that */
-    finish(self);
+    finish(self, own);
     return;
   }
   if (own->depth >= MAX_DEPTH) {
@@ -69,11 +68,11 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
     return;
   }
   own->depth++;
-  finish(self);
+  finish(self, own);
   while (own->depth == 1 && own->waiting) {
     self = (made_tensor*)own->waiting;
     own->waiting = self->managed.manager_ctx;
-    finish(self);
+    finish(self, own);
   }
   own->depth--;
 }
@@ -136,7 +135,7 @@ static inline __attribute__((always_inline)) int make(const DLTensor* like, uint
     if (t->data) t->data = (char*)t->data + t->byte_offset;
     t->byte_offset = 0;
   }
-  count(1);
+  count(dlx_state_of_thread(), 1);
   *out = &self->managed;
   return DLX_OK;
 }
@@ -266,7 +265,7 @@ DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {
 /* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */
 static void uncount(void* unused) {
   (void)unused;
-  count(1); /* finish takes it off again */
+  count(dlx_state_of_thread(), 1); /* finish takes it off again */
 }
 
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
@@ -278,7 +277,7 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
     dlx_release release = self->release;
     self->release = uncount;
     if (release) release(self->owner);
-    count(-1);
+    count(dlx_state_of_thread(), -1);
   }
   drop(made);
 }

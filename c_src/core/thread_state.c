@@ -11,12 +11,14 @@ FEW_WORDS dlx_thread_state* dlx_own_state;
 static pthread_key_t leaving;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A thread may end inside a release, or while it reads routes: the next one does neither. */
+/* A thread may end inside a release, while it reads routes or takes the GIL: the next one does none
+ * of these. */
 static void leave_state(void* left) {
   dlx_thread_state* own = left;
   dlx_own_state = NULL;
   own->depth = own->nested = 0;
   atomic_store(&own->since, 0);
+  atomic_store(&own->entering, 0);
   atomic_flag_clear(&own->taken);
 }
 
@@ -25,6 +27,7 @@ static void after_fork(void) {
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
     if (each == dlx_own_state) continue;
     atomic_store(&each->since, 0);
+    atomic_store(&each->entering, 0);
     each->depth = each->nested = each->n_spare = 0;
     each->waiting = NULL;
     atomic_flag_clear(&each->taken);

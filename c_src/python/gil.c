@@ -1,20 +1,23 @@
 /* Taking the GIL on threads that Python may not know, and the end of that. */
 
 #include "gil.h"
+#include "core/thread_state.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <time.h>
 
 /* Python offers no step that both asks whether the interpreter lives and takes the GIL. A thread
  * that was told yes, and asks for the GIL only when finalization is under way, would touch an
  * interpreter that is being deleted: Python 3.14 even gives it the GIL. So the interpreter waits,
- * in Python's atexit, for the threads between the two. */
-static atomic_int entering; /* how many threads are between the two */
-static atomic_int closed;   /* whether no further thread may begin */
+ * in Python's atexit, for the threads between the two. Each says in its own state that it is there:
+ * torch releases without the GIL, and threads that did so would all write to one word. */
+static atomic_int unknown; /* how many threads without a state are between the two: no memory */
+static atomic_int closed;  /* whether no further thread may begin */
 
 int py_gil_take(PyGILState_STATE* state) {
-  atomic_fetch_add(&entering, 1); /* before `closed` is read, as close_gil does it the other way */
+  dlx_thread_state* own = dlx_state_of_thread();
+  atomic_int* entering = own ? &own->entering : &unknown;
+  atomic_fetch_add(entering, 1); /* before `closed` is read, as close_gil does it the other way */
 #if PY_VERSION_HEX >= 0x030D0000
   int is_going = Py_IsFinalizing();
 #else
@@ -22,13 +25,20 @@ int py_gil_take(PyGILState_STATE* state) {
 #endif
   int may_take = !atomic_load(&closed) && !is_going && Py_IsInitialized();
   if (may_take) *state = PyGILState_Ensure();
-  atomic_fetch_sub(&entering, 1); /* from now on Python knows this thread, and stops it in time */
+  atomic_fetch_sub(entering, 1); /* from now on Python knows this thread, and stops it in time */
   return may_take;
 }
 
 /* The other threads are not in the child, so none is between the two. */
 static void after_fork(void) {
-  atomic_store(&entering, 0);
+  atomic_store(&unknown, 0);
+}
+
+static int is_any_entering(void) {
+  int found = atomic_load(&unknown);
+  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next)
+    found |= atomic_load(&each->entering);
+  return found;
 }
 
 static void watch_forks(void) {
@@ -41,7 +51,7 @@ static PyObject* close_gil(PyObject* self, PyObject* unused) {
   const struct timespec pause = {.tv_nsec = 100000};
   atomic_store(&closed, 1);
   Py_BEGIN_ALLOW_THREADS
-    while (atomic_load(&entering)) nanosleep(&pause, NULL);
+    while (is_any_entering()) nanosleep(&pause, NULL);
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }

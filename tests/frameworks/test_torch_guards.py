@@ -126,7 +126,7 @@ def borrowed(program, tensor):
 
 
 @pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere
-@pytest.mark.filterwarnings("ignore:.*(sparse|nested|quantized|quantization).*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*(sparse|nested|quantized|quantization|BComplex32).*:UserWarning")
 def test_the_slot_that_borrows_says_what_torchs_own_does(torch, guards, adapter):
     """Of every kind and dtype, of what has no memory, and of what only torch's own slot may look at."""
     known = SimpleNamespace(__dlpack_c_exchange_api__=adapter.fast_path.exchange())

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from together import at_once
 
@@ -26,7 +26,7 @@ STRESS = Path(__file__).parent.parent / "support" / "thread_stress.py"
     st.sampled_from([None, (1, 0)]),
     st.lists(st.sampled_from(["from_dlpack", "convert", "claim"]), min_size=6, max_size=6),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_one_thread_gets_a_capsule(threads, version, ways):
     """However it is asked for, one of them gets the memory, and the others are told that it is consumed."""
     block = bytearray(b"abcdefgh")
