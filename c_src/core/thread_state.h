@@ -1,7 +1,7 @@
 #ifndef DLX_THREAD_STATE_H_
 #define DLX_THREAD_STATE_H_
 
-/* What each thread has of its own, for all of dlx, and only it writes to, so that the fast path
+/* What each thread has of its own, in each extension, and only it writes to, so that the fast path
  * takes no locked operation on memory that other threads use. A thread that ends leaves its count
  * and its free list to the next one. cffi never reads this. */
 

@@ -446,7 +446,7 @@ static PyGetSetDef fast_path_attributes[] = {
 PyDoc_STRVAR(fast_path_doc,
              "FastPathFunction(wrapped, learn, failed, to=None)\n--\n\n"
              "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
-             "one array. Where\n`learn` is None it has no routes.");
+             "one array. Where\n`learn` is None calls go to Python.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},
