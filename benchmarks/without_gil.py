@@ -11,6 +11,8 @@ import sys
 import timeit
 from pathlib import Path
 
+from measure import verdict
+
 GOAL = 1.10  # the time of a conversion over that in the ordinary build
 ROUNDS = 8
 CALLS = (  # (what, an expression, whether the goal is for it)
@@ -52,11 +54,6 @@ def main(*pythons):
         with_gil, without = map(min, found)
         outcome = verdict(without <= GOAL * with_gil) if is_judged else ""
         print(f"{what:<28}{with_gil:9.1f}{without:9.1f}{without / with_gil:7.2f}  {outcome}".rstrip(), flush=True)
-
-
-def verdict(met):
-    """Return a goal's outcome as text."""
-    return "met" if met else "MISSED"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ typedef struct {
   Py_buffer numbers;
 } memory;
 
-/* The numbers of one tensor; its shape follows, and its strides unless they are row-major. */
+/* The numbers of one tensor; its shape follows, and its strides unless they are row-major.
+ * dlx/_core/tensor.py packs them for what a pickle brought. */
 typedef struct {
   int64_t offset; /* bytes */
   uint8_t code, bits;
@@ -116,9 +117,10 @@ static int make_all(const memory* m, tensors* all) {
   Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
   *all = (tensors){PyMem_Malloc((size_t)bytes / sizeof(numbers) * sizeof *all->made), 0};
   if (all->made == NULL) return PyErr_NoMemory(), -1;
-  for (; at < bytes; at += used) {
-    if ((all->made[all->n] = made_within(m, first + at, bytes - at, &used)) == NULL) break;
-    all->n++;
+  for (; at < bytes; at += used) { /* a few bytes that are left over have no place in `made` */
+    DLManagedTensorVersioned* made = made_within(m, first + at, bytes - at, &used);
+    if (made == NULL) break;
+    all->made[all->n++] = made;
   }
   if (at >= bytes) return 0;
   drop_all(all, 0);

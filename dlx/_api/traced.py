@@ -13,11 +13,13 @@ from dlx._registry.plugin import TRACING
 
 __all__: list[str] = []
 
+_OUTSIDE = "memory that leaves the graph, or comes from outside"
+_INSTEAD = "compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
 _NO_GRAPH = (
     "dlx.convert is traced where a torch tensor stays one: to torch, with no options but copy=True. Anything else, "
-    "another framework, device or container, is memory that leaves the graph, or comes from outside. Convert before "
-    "or after what is compiled, compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
+    f"another framework, device or container, is {_OUTSIDE}. Convert before or after what is compiled, {_INSTEAD}"
 )
+_NOT_TRACED = f"is not traced: it is about {_OUTSIDE}. Call it before or after what is compiled, {_INSTEAD}"
 
 
 def _call(self: Any, *args: Any, **options: Any) -> Any:
@@ -27,7 +29,7 @@ def _call(self: Any, *args: Any, **options: Any) -> Any:
         return self(*args, **options)
     if self.__name__ == "convert":
         return _convert(framework, *args, **options)
-    framework._dynamo.graph_break(msg=_NO_GRAPH)
+    framework._dynamo.graph_break(msg=f"dlx.{self.__name__} {_NOT_TRACED}")
     return self(*args, **options)
 
 

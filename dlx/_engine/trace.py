@@ -220,7 +220,7 @@ def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes
         observer.note(key, nbytes)
 
 
-_ADAPTERS = tuple(BUILT_IN.values())  # whose names those of their parts begin with
+_ADAPTERS = frozenset(name + part for name in BUILT_IN.values() for part in ("", "_gradients"))
 
 
 def _caller() -> FrameType | None:
@@ -228,7 +228,7 @@ def _caller() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         root = frame.f_globals.get("__name__", "").partition(".")[0]
-        if root != "dlx" and not root.startswith(_ADAPTERS):
+        if root != "dlx" and root not in _ADAPTERS:
             return frame
         frame = frame.f_back
     return None

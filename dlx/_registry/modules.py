@@ -80,10 +80,18 @@ def importable(name: str) -> ModuleType | None:
     root = name.partition(".")[0]
     if name in sys.modules and root not in sys.stdlib_module_names and root != "__main__":
         return sys.modules[name]
-    if root in INSTALL:
-        import_framework(root, name, f"pip install {INSTALL[root]}")
-        return sys.modules.get(name)
-    return None
+    if root not in INSTALL:
+        return None
+    install = f"pip install {INSTALL[root]}"
+    import_framework(root, name, install)
+    try:
+        import_framework(name, name, install)
+    except FrameworkNotInstalledError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+            return None  # the package is there and has no such module
+        raise
+    return sys.modules.get(name)
 
 
 def import_framework(package: str, target: str, install: str) -> None:

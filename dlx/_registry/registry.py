@@ -215,10 +215,20 @@ class Registry:
         return error or next(filter(None, map(self._misnamed, roots)), None)
 
     def _misnamed(self, root: str) -> PluginError | None:
-        """Return the error of a broken plugin of a distribution named after a package; its entry point may not be."""
+        """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``.
+
+        Its entry point may be named like the distribution: only then is it loaded here, as one for another package
+        that nobody asked for is not.
+        """
+        if root.partition(".")[0] in {"dlx", *sys.stdlib_module_names}:
+            return None
         for name, plugin in list(self._loader.plugins.items()):
-            named = plugin.distribution != OURS and root in normalized(plugin.distribution).split("-")
-            if named and self._loader.load(name).broken is not None:
+            owner = normalized(plugin.distribution)
+            if plugin.distribution == OURS or owner.removeprefix("dlx-") != normalized(root):
+                continue
+            if normalized(name) == owner:
+                self._loader.load(name)
+            if plugin.broken is not None:
                 return error_of(plugin)
         return None
 

@@ -233,6 +233,8 @@ class _Builder:
                 values = self._children(children)
                 if type(keys) is dict:
                     first, end = keys["names"]
+                    if not 0 <= first <= end <= len(self.names):
+                        raise HandleError("its description names keys that are not there")
                     native.named(made, self.names[first:end], values)
                 else:
                     made.update(zip(map(_value, keys), values, strict=True))
@@ -308,7 +310,10 @@ def parsed(text: bytes) -> dict[str, Any]:
         If it is none.
     """
     try:
-        said, _ = _parse(str(text, "utf-8"))
+        whole = str(text, "utf-8")
+        said, end = _parse(whole)
+        if end != len(whole):
+            raise ValueError("more follows it")
     except (ValueError, RecursionError) as error:
         raise HandleError("its description is no JSON") from error
     if type(said) is not dict:

@@ -150,6 +150,10 @@ class Mapping:
             if fd != segment.fd:
                 os.close(fd)
         segment.check()  # so what was mapped is what it stood for, which is never smaller than its size
+        if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
+            raise HandleError(
+                "what was mapped is not its segment: its descriptor was replaced, or its header overwritten"
+            )
         self.address = int(ffi.cast("uintptr_t", self._pages.address))
 
     @property

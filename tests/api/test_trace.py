@@ -98,6 +98,16 @@ def test_a_trace_is_entered_once_at_a_time(np):
     assert sum(each.times for each in seen.records) == 2
 
 
+@pytest.mark.parametrize("name", ["dlx_torch_train", "dlx_numpy2", "dlxtools"])
+def test_a_users_module_may_be_named_like_an_adapter(np, name):
+    """Its line is the caller's."""
+    names = {"__name__": name, "dlx": dlx, "array": np.ones(3)}
+    with dlx.trace() as seen:
+        exec(compile("def run():\n    dlx.convert(array, to='dlx')\nrun()", f"{name}.py", "exec"), names)
+    (event,) = seen.records
+    assert (event.file, event.line, event.function) == (f"{name}.py", 2, "run")
+
+
 def test_it_prints_as_a_table_html_and_json(np):
     """Text with where, how often and why; HTML that is escaped; JSON with the fields."""
     with dlx.trace() as seen:

@@ -21,7 +21,12 @@ OUT_OF_A_GRAPH = {
     "tree": lambda x: dlx.convert([x.sin()], to="torch")[0] * 2,
     "option": lambda x: dlx.convert(x.sin(), to="torch", device="cpu") * 2,
     "like numpy": lambda x: dlx.convert(x.sin(), like=x.numpy()) * 2,
-    "another function": lambda x: dlx.convert(dlx.from_dlpack(x.sin()), to="torch") * 2,
+}
+ANOTHER_FUNCTION = {
+    "from_dlpack": lambda x: dlx.convert(dlx.from_dlpack(x.sin()), to="torch") * 2,
+    "empty": lambda x: dlx.empty((3,), "float32", "cpu") and x * 2,
+    "plan": lambda x: x * 2 if dlx.plan(x, to="numpy") else x,
+    "stack": lambda x: dlx.stack([x, x], to="torch") * 2,
 }
 
 
@@ -41,12 +46,15 @@ def test_a_tensor_stays_in_the_graph(torch):
     assert torch.equal(gradient, 12 * x.detach().cos())
 
 
-@pytest.mark.parametrize("kind", OUT_OF_A_GRAPH)
+@pytest.mark.parametrize("kind", [*OUT_OF_A_GRAPH, *ANOTHER_FUNCTION])
 def test_what_leaves_the_graph_says_so(np, torch, kind):
     """With ``fullgraph=True``, in a sentence of dlx."""
-    function, x = OUT_OF_A_GRAPH[kind], torch.arange(3.0)
+    function, x = (OUT_OF_A_GRAPH | ANOTHER_FUNCTION)[kind], torch.arange(3.0)
     torch._dynamo.reset()
-    with pytest.raises(Exception, match=r"dlx\.convert is traced where a torch tensor stays one") as caught:
+    said = r"dlx\.convert is traced where a torch tensor stays one"
+    if kind in ANOTHER_FUNCTION:
+        said = rf"dlx\.{kind} is not traced: it is about memory that leaves the graph"
+    with pytest.raises(Exception, match=said) as caught:
         torch.compile(function, fullgraph=True, backend="eager")(x)
     assert type(caught.value).__name__ == "Unsupported"
 

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+from distributions import Site
 
 import dlx
 from dlx import errors
@@ -256,6 +257,26 @@ def test_a_known_one_that_is_missing_has_an_install_line(monkeypatch):
     """And one that fails to import says why."""
     with pytest.raises(errors.FrameworkNotInstalledError, match="pip install dpnp"):
         dlx.convert(b"abc", to="dpnp")
+
+
+def test_a_known_ones_submodule_is_imported_too(tmp_path, np):
+    """It need not be imported by its package; one that is not there is no target, one that fails says why."""
+    (tmp_path / "ndonnx" / "sub").mkdir(parents=True)
+    (tmp_path / "ndonnx" / "__init__.py").write_text("")
+    (tmp_path / "ndonnx" / "sub" / "__init__.py").write_text("from numpy import from_dlpack\n")
+    (tmp_path / "ndonnx" / "bad.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "ndonnx" / "worse.py").write_text("from ndonnx.worse import missing\n")
+    out = Site(tmp_path).run("""
+        print(type(dlx.convert(bytearray(3), to="ndonnx.sub")).__name__)
+        for name in ("nope", "nope.sub", "sub.nope", "bad", "worse"):
+            error = dlx.plan(bytearray(3), to=f"ndonnx.{name}").error
+            print(type(error).__name__, error)
+    """)
+    first, *missing, bad, worse = out.splitlines()
+    assert first == "ndarray"
+    assert all(line.startswith("AdapterNotFoundError there is no target 'ndonnx.") for line in missing), missing
+    assert bad.startswith("FrameworkNotInstalledError ndonnx.bad is installed but fails to import: ModuleNotFound")
+    assert worse.startswith("FrameworkNotInstalledError ndonnx.worse is installed but fails to import: ImportError")
 
 
 def test_one_that_fails_to_import_says_why(tmp_path, monkeypatch):

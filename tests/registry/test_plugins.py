@@ -715,6 +715,41 @@ def test_an_entry_point_named_after_the_distribution(site, name):
     assert site.doctor()["dlx_lib"]["status"] == "broken"
 
 
+def test_a_distribution_whose_name_only_has_the_word_is_not_blamed(site):
+    """Nor one named after a module of Python or dlx, nor is a plugin loaded for it."""
+    for name in ("data", "foo"):
+        site.module(name, "class Row: pass")
+    for name in ("dlx-foo-data", "dlx-json", "dlx-dlx"):
+        site.module(f"bad_{name.replace('-', '_')}", f"import sys; sys.loaded = {name!r}; raise RuntimeError('broken')")
+        site.distribution(name, {name: f"bad_{name.replace('-', '_')}"})
+    out = site.run(
+        """
+        import sys, json, data
+        for each in (data.Row(), dlx.trace(), json.JSONDecodeError("", "", 0)):
+            print(dlx.plan(each, to="dlx").error)
+        for name in ("data", "foo", "json", "no"):
+            print(dlx.plan(b"", to=name).error)
+        print(getattr(sys, "loaded", "nothing loaded"))
+        """
+    )
+    assert "RuntimeError" not in out and out.endswith("nothing loaded")
+
+
+def test_a_plugin_of_another_package_is_not_loaded_for_its_distribution(site):
+    """The entry point names a package that nobody asked for."""
+    site.module("lib", "class Row: pass")
+    site.plugin("dlx-lib", "other", "raise RuntimeError('broken')")
+    out = site.run(
+        """
+        import lib
+        for _ in range(2):
+            print("broken" in str(dlx.plan(lib.Row(), to="dlx").error), "broken" in str(dlx.plan(b"", to="lib").error))
+            dlx.adapters()  # loads it
+        """
+    )
+    assert out.splitlines() == ["False False", "True True"]
+
+
 def test_an_entry_point_named_after_another_package(site):
     """What its adapters are for is known once it is loaded: doctor gives the very line."""
     site.module("lib")

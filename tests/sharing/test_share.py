@@ -714,6 +714,8 @@ class TestForeign:
         b'{"numbers":[true],"segments":[],"tree":[0,[]]}', b'{"numbers":[1],"segments":[],"tree":[0,[]]}',
         b'{"numbers":[0,0],"segments":[[0,0,0,"x"]],"tree":[0,[]]}',
         b'{"numbers":[0,0],"segments":[["0",0,0,"x"]],"tree":[0,[]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,[[1]]]]]}]',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,[[1]]]]]}{}',
         b'{"numbers":[0],"segments":7,"tree":[0,[]]}', b'{"numbers":[0],"segments":[],"tree":null}',
     ], ids=lambda text: text[:60].decode())  # fmt: skip
     def test_a_forged_description_is_refused(self, text):
@@ -753,9 +755,27 @@ class TestForeign:
         with pytest.raises(errors.HandleError, match="no arrays"):
             dlx.attach(handle_of(segments.new_segment(256, bytes(8), text), ()))
 
+    def test_numbers_that_are_left_over_are_written_nowhere(self, python):
+        """Behind arrays without dimensions, whose numbers are the shortest. Python's debug allocator looks for it."""
+        out = python("""
+            import json, struct, dlx
+            from dlx._sharing.handle import handle_of
+            from dlx._sharing.segment import new_segment
+
+            for n in (0, 1, 2, 4, 6, 31):
+                raw = struct.pack("=q2BH4B", 0, 2, 32, 1, 0, 0, 1, 0) * n + bytes(8)
+                said = {"tree": [-1, []], "segments": [], "numbers": [len(raw)]}
+                segment = new_segment(256, raw, json.dumps(said).encode())
+                try:
+                    dlx.attach(handle_of(segment, ()))
+                except dlx.errors.HandleError as error:
+                    print("no arrays" in str(error))
+        """)
+        assert out == "True\n" * 6
+
     @pytest.mark.parametrize(("names", "first", "end"), [
         (b"a\0b", 0, 1), (b"a\0b\0c", 0, 5), (b"a\0a", 0, 3), (b"a\0\xff", 0, 3), (b"", 0, 0), (b"a\0b", 0, "3"),
-        (b"a\0b", 5, 9), (b"a\0b\0", 0, 4),
+        (b"a\0b", 5, 9), (b"a\0b\0", 0, 4), (b"a\0b", 0, 4), (b"a\0b", -3, 3), (b"a\0b", 3, 0),
     ], ids=str)  # fmt: skip
     def test_forged_names_are_refused(self, names, first, end):
         from dlx._sharing.handle import handle_of
@@ -953,6 +973,31 @@ class TestThreads:
             with pytest.raises(errors.HandleError, match="closed by somebody else"):
                 dlx.attach(handle)
         os.close(fd)
+
+    def test_what_is_mapped_is_the_segment_though_it_is_back_at_once(self, monkeypatch):
+        """As before, and the descriptor is put back before the next look at it."""
+        real = segments._Pages
+        other = dlx.share(b"other")
+
+        def replaced(fd, *args):
+            kept = os.dup(fd)
+            os.dup2(other.fileno(), fd)
+            try:
+                return real(fd, *args)
+            finally:
+                os.dup2(kept, fd)
+                os.close(kept)
+
+        with other, dlx.share(b"first") as handle:
+            monkeypatch.setattr(segments, "_Pages", replaced)
+            with pytest.raises(errors.HandleError, match="header overwritten"):
+                dlx.attach(handle)
+
+    def test_a_header_that_another_process_wrote_over(self):
+        with dlx.share(b"first") as handle:
+            os.pwrite(handle.fileno(), bytes(16), 16)
+            with pytest.raises(errors.HandleError, match="header overwritten"):
+                dlx.attach(handle)
 
     def test_mappings_come_and_go_meanwhile(self, python):
         """Sharing looks at every mapping, while other threads make and drop some."""
