@@ -831,10 +831,10 @@ class TestForeign:
                     os._exit(1)
                 return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             big = (1 << 62).to_bytes(8, "little")
-            print(refused(0, b"x"), refused(8, b"\\x01"), refused(8, b"\\x03"), refused(16, bytes(16)), refused(32, big),
-                  refused(40, big), refused(48, big), refused(48, b"\\x01"), refused(1000, b""))
+            print(refused(0, b"x"), refused(8, b"\\x01"), refused(8, b"\\x03"), refused(16, bytes(16)))
+            print(refused(32, big), refused(40, big), refused(48, big), refused(48, b"\\x01"), refused(1000, b""))
         """)
-        assert out == "True True True True True True True True False\n"
+        assert out == "True True True True\nTrue True True True False\n"
 
     def test_a_header_that_another_process_wrote_over_is_refused(self, python):
         """By a process that has not attached yet; whoever holds the segment does not read the header again."""
