@@ -318,7 +318,7 @@ $(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "note: into $(VENV): what the extra $* names$(SIZE_$*)"
 	@$(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 	    print(*extras[sys.argv[1]], sep="\n")' $* >$@.txt
-	$(PIP) install --no-compile --constraint constraints.txt --requirement $@.txt
+	$(PIP) install $(if $(filter demo,$*),--no-compile )--constraint constraints.txt --requirement $@.txt
 	@touch $@
 
 # Built in place for the interpreter of this environment; rebuilt when C or the recipe changes. .pth files say where dlx and
@@ -366,8 +366,8 @@ $(TORCH_STAMP): $(VENV)/.made
 	    $(PIP) install --no-compile --only-binary :all: "$(TORCH)" || echo "note: $(TORCH) is not to be had here; going on without torch"; fi
 	@touch $@
 
-# All that is installed, as byte code, on all cores: pip would make it on one, in half a minute. The demo needs a tenth of
-# it, and Python makes that itself.
+# What was installed without byte code, torch and what the demo needs, gets it here, on all cores: pip would make it on one. The
+# demo needs a tenth of it, and Python makes that itself.
 $(VENV)/.compiled: $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

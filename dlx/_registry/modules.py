@@ -24,7 +24,7 @@ from dlx.adapter.base import Adapter, Description, DTypes, over_memory
 from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
 
-__all__ = ["INSTALL", "ModuleAdapter", "import_framework", "importable", "probed"]
+__all__ = ["INSTALL", "ModuleAdapter", "import_framework", "importable", "is_missing", "probed"]
 
 INSTALL = {"array_api_strict": "array-api-strict", "dpnp": "dpnp", "ndonnx": "ndonnx"}
 """Modules that are known to have ``from_dlpack`` -> what pip calls them."""
@@ -94,6 +94,11 @@ def importable(name: str) -> ModuleType | None:
     return sys.modules.get(name)
 
 
+def is_missing(package: str, error: Exception) -> bool:
+    """Return whether an import of a package failed since it, or a parent of it, is not there; else it is broken."""
+    return isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}.")
+
+
 def import_framework(package: str, target: str, install: str) -> None:
     """Import the package of a target; `install` is the command that installs it.
 
@@ -110,7 +115,7 @@ def import_framework(package: str, target: str, install: str) -> None:
         if sys.is_finalizing():
             said = f"{package} is gone, and cannot be imported while Python ends"
             raise FrameworkNotInstalledError(said, target=target, fix="Convert it earlier.") from error
-        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
+        if is_missing(package, error):
             fix = f"Install it: {install}."
             raise FrameworkNotInstalledError(f"{package} is not installed", target=target, fix=fix) from error
         what, fix = f"{package} is installed but fails to import:", "Repair its installation."

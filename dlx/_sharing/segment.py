@@ -25,7 +25,7 @@ from dlx.errors import HandleError
 __all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
 
 HEADER = 256  # bytes; what follows is aligned as they are
-VERSION = 1
+VERSION = 2
 _MAGIC = b"dlx seg\n"
 _HEAD = struct.Struct("=8sI4x16sQQQQ")  # magic, version, token, size, bytes of numbers, of text, of names
 # Numbers of Linux, which Python's fcntl has where the C library does.

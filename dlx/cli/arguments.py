@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 import textwrap
@@ -101,7 +102,9 @@ class _Parser(argparse.ArgumentParser):
         An option that is missing may be one that is misspelt.
         """
         if "arguments are required: --" in message:
-            unknown = (each for each in self._words if each[:2] == "--" and each not in self._option_string_actions)
+            options = itertools.takewhile(lambda each: each != "--", self._words)
+            named = (each.partition("=")[0] for each in options if each[:2] == "--")
+            unknown = (each for each in named if each not in self._option_string_actions)
             message = next((f"unrecognized arguments: {each}" for each in unknown), message)
         wrong = re.search(r"COMMAND: invalid choice: '([\w-]+)'|unrecognized arguments: (--[\w-]+)", message)
         if wrong is not None:

@@ -64,8 +64,9 @@ static void release(void* context, void* memory) {
 void failing_start(long number, const char* const* pairs) {
   void* warm[1];
   backtrace(warm, 1); /* the first call loads a library */
-  PyObject* method = PyDict_GetItemString(PyList_Type.tp_dict, "extend");
+  PyObject* method = PyObject_GetAttrString((PyObject*)&PyList_Type, "extend");
   extend = ((PyMethodDescrObject*)method)->d_method->ml_meth;
+  Py_DECREF(method); /* the type keeps it */
   spared = pairs;
   outcome = 0;
   for (int i = 0; i < DOMAINS; i++) {

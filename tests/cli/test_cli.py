@@ -374,9 +374,19 @@ def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatc
         (["inspect", "x", "--jsn"], "--json"),
         (["convert", "a", "b", "--forse"], "--force"),
         (["plan", "x", "--tto", "torch"], "--to"),
+        (["plan", "x", "--tto=torch", "--device=cpu"], "--to"),
     ],
 )
 def test_misspelt_words_are_answered_with_the_nearest(words, meant, capsys):
     """Subcommands and options, in the one line that says what is wrong."""
     assert here(*words) == (2, "")
     assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--device=cpu"], ["--copy=never"], ["--device", "cpu"], ["--detach", "--", "--y"]], ids=" ".join
+)
+def test_a_missing_option_is_named_beside_correct_ones(words, capsys):
+    """However these are written; what follows `--` is no option."""
+    assert here("plan", "x", *words) == (2, "")
+    assert capsys.readouterr().err.startswith("dlx plan: the following arguments are required: --to;")

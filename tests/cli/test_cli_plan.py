@@ -12,6 +12,7 @@ from command import dlx, document, here, refused
 from files import npy, safetensors
 
 import dlx as package
+from dlx._registry.modules import import_framework
 from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.cli import probe
 from dlx.cli.commands import doctor
@@ -326,6 +327,24 @@ def test_doctor_shows_what_is_broken(strangers):
     assert "Traceback" in here("doctor", "--verbose")[1]
     assert here("doctor", "--strict")[0] == 1
     assert here("doctor", "not_to_be_found_anywhere", "--strict")[0] == 1
+
+
+def test_doctor_tells_what_is_missing_from_what_is_broken(strangers, monkeypatch, tmp_path):
+    """As a conversion does: missing is the package, or a parent of it; an import of its own that fails breaks it."""
+    (tmp_path / "halfway").mkdir()
+    (tmp_path / "halfway" / "__init__.py").touch()
+    (tmp_path / "halfway" / "needs.py").write_text("import not_to_be_found_anywhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    (adapter,) = sys.modules["dlx_gone"].dlx_adapters()
+    said = {}
+    for name in ("halfway.gone", "halfway.gone.core", "halfway.needs.core"):
+        adapter.package = name
+        (found,) = (each for each in document("doctor")["adapters"] if each["module"] == "dlx_gone")
+        with pytest.raises(package.errors.FrameworkNotInstalledError) as caught:
+            import_framework(name, "gone", "pip install gone")
+        said[name] = found["status"], "is not installed" in str(caught.value)
+    missing = "missing", True
+    assert said == {"halfway.gone": missing, "halfway.gone.core": missing, "halfway.needs.core": ("broken", False)}
 
 
 @pytest.mark.unsanitized("a deadly signal is caught and reported")

@@ -74,6 +74,13 @@ def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(m
 def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
     """Python keeps what it imports, also where that is switched off. Tests start Python often: all is compiled."""
     assert "compileall" not in made("demo") and "PYTHONDONTWRITEBYTECODE= " in made("demo")
+
+    def without(*words):
+        lines = [line for line in made(*words).splitlines() if " install " in line and "--no-compile" in line]
+        return sorted("torch" if "torch" in line else line.rpartition("/")[2] for line in lines)
+
+    assert without("demo") == [".extra-demo.txt", "torch"] and without("test") == ["torch"]
+    assert without(".venv-cuda/.extra-test-bare", "VENV=.venv-cuda") == []
     printed = made("test")
     assert printed.index("--only-binary") < printed.index("compileall -qq -j 0 .venv/lib") < printed.index("-m pytest")
 

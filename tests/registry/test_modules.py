@@ -184,7 +184,7 @@ def test_an_array_that_does_not_say_where_it_is_stays_as_it_is(placed, device):
     assert dlx.plan(array, to="dlx").outcome == "shared"
 
 
-def test_a_plan_says_where_an_array_of_a_module_is(placed):
+def test_a_plan_says_where_an_array_of_a_module_is(np, placed):
     """Without an export; `device=` is not taken for granted."""
     array = dlx.convert(floats(), to=placed)
     array.device = (2, 0)

@@ -493,8 +493,8 @@ def test_devices_map_both_ways(np, torch):
     for name in ("numpy", "torch"):
         devices = Registry().target(name).adapter.devices
         assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
-        with pytest.raises(dlx.errors.DeviceError, match="cuda:1"):
-            devices.to_native(dlx.Device("cuda:1"))
+        with pytest.raises(dlx.errors.DeviceError, match="hexagon:1"):
+            devices.to_native(dlx.Device("hexagon:1"))
 
 
 def test_a_package_that_is_imported_anew_is_looked_at_anew(monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import message_of
 from dlx._core.text import one_line
+from dlx._registry.modules import is_missing
 from dlx._registry.plugin import OURS, error_of
 from dlx._registry.registry import registry
 from dlx._version import __version__
@@ -113,7 +114,7 @@ def _has(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError as error:
-        if error.name != package.partition(".")[0]:
+        if not is_missing(package, error):
             raise
         return False
 
