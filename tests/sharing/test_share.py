@@ -856,34 +856,6 @@ class TestForeign:
         """)
         assert out == "True True True True\nTrue True True True False\n"
 
-    def test_a_header_that_another_process_wrote_over_is_refused(self, python):
-        """By a process that has not attached yet; whoever holds the segment does not read the header again."""
-        out = python("""
-            import os, dlx
-            from dlx._sharing import segment
-            def forked(work):
-                child = os.fork()
-                if child == 0:
-                    segment._held.clear()  # as in a process that was not forked from the one that shares
-                    try:
-                        work()
-                    except dlx.errors.HandleError as error:
-                        print(error.reason, flush=True)
-                    os._exit(0)
-                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            handle = dlx.share(bytearray(b"abc"))
-            plain = dict(handle)
-            def write_over():
-                held = dlx.attach(plain, writable=True)
-                assert held.tobytes() == b"abc"
-                os.pwrite(os.open(f"/proc/{os.getppid()}/fd/{plain['fd']}", os.O_RDWR), b"x" * 64, 0)
-                assert held.tobytes() == b"abc" and dlx.attach(plain).tobytes() == b"abc"
-            forked(write_over)
-            print(dlx.attach(plain).tobytes(), flush=True)
-            forked(lambda: dlx.attach(plain))
-        """)
-        assert out == "b'abc'\nwhat it names is no segment of dlx\n"
-
     def test_a_recycled_descriptor_number_is_noticed(self):
         first = dlx.share(b"first")
         plain = dict(first)
