@@ -73,6 +73,7 @@ def completed(source, namespace=None):
     return {each.name for each in asked.complete()}
 
 
+@pytest.mark.slow
 def test_editors_know_the_result(np):
     """Jedi finds the overload's result by the text that names the target."""
     source = 'import numpy as np\nimport dlx\nx = np.ones(3)\ndlx.convert(x, to="numpy").resh'

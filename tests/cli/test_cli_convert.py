@@ -436,6 +436,7 @@ def test_a_killed_run_leaves_no_half_file(folder, unnamed):
 
 
 @pytest.mark.gil("memory that is freed stays with the process for a while")
+@pytest.mark.slow
 def test_one_array_at_a_time(tmp_path):
     """Of 24 compressed arrays of 8 MiB no more than two are in memory at once."""
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

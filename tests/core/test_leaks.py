@@ -119,7 +119,8 @@ print(native.live() - live, live, memory() - before, sys.getallocatedblocks() - 
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="asks glibc 2.33 or later")
-@pytest.mark.parametrize("frameworks", ["none", pytest.param("numpy and torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frameworks", ["none", "numpy and torch"])
+@pytest.mark.slow
 def test_20_000_conversions(python, frameworks):
     """After 20 000 conversions, many of which fail, no managed tensor is alive and no memory was lost.
 

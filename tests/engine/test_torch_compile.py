@@ -59,6 +59,7 @@ def test_what_leaves_the_graph_says_so(np, torch, kind):
     assert type(caught.value).__name__ == "Unsupported"
 
 
+@pytest.mark.slow
 def test_compiled_functions(np, torch):
     """Under torch.compile a conversion is a graph break with the right result, for either direction."""
 

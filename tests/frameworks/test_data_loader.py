@@ -59,9 +59,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "start", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
-)  # by default before Python 3.14, and from it on
+@pytest.mark.parametrize("start", ["fork", "forkserver"])  # by default before Python 3.14, and from it on
+@pytest.mark.slow
 def test_workers(np, torch, tmp_path, start):
     """The batches of worker processes come in order, however these are started; a script, which some import again."""
     pytest.importorskip("ml_dtypes")

@@ -487,6 +487,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_several_devices(python):
     """Arrays on several devices are refused by name; one device of several is kept."""
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

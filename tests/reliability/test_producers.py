@@ -27,6 +27,7 @@ def fuzz(*arguments, path=None):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_generated_producers():
     """The short form of `make fuzz-producers`: a seed of its own each day would find more, and fail at random."""
     status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")

@@ -229,6 +229,7 @@ def compare(to, body, made, names=(), method=False, **options):
     assert found == (wanted if Turned in made else wanted * 3)
 
 
+@pytest.mark.slow
 def test_every_argument_and_every_body():
     """One argument: each with each body, and both with each framework of the function."""
     for i, body in enumerate(BODIES):
