@@ -164,10 +164,10 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
     result = py_tree_run(callable, args[0], to, options);
   } else {
     if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
-    if (r && r->is_fast_path == 1 && !r->is_same) {
-      result = py_fast_path_run(callable, r, args[0], to, options);
-    } else if (r && r->is_same) {
+    if (r && r->is_same) {
       result = py_fast_path_run_same(r, args[0], options);
+    } else if (r && r->is_fast_path == 1) {
+      result = py_fast_path_run(callable, r, args[0], to, options);
     } else if (r && r->is_fast_path) {
       result = py_producer_run(callable, r, args[0], to, options);
     } else if (r && r->children) {

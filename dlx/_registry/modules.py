@@ -87,14 +87,13 @@ def importable(name: str) -> ModuleType | None:
     try:
         import_framework(name, name, install)
     except FrameworkNotInstalledError as error:
-        cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+        if is_missing(name, error.__cause__):
             return None  # the package is there and has no such module
         raise
     return sys.modules.get(name)
 
 
-def is_missing(package: str, error: Exception) -> bool:
+def is_missing(package: str, error: BaseException | None) -> bool:
     """Return whether an import of a package failed since it, or a parent of it, is not there; else it is broken."""
     return isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}.")
 

@@ -310,15 +310,9 @@ def parsed(text: bytes) -> dict[str, Any]:
         If it is none.
     """
     try:
-        whole = str(text, "utf-8")
-        said, end = _parse(whole)
-        if end != len(whole):
-            raise ValueError("more follows it")
+        said = json.loads(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise HandleError("its description is no JSON") from error
     if type(said) is not dict:
         raise HandleError("its description is that of no tree")
     return said
-
-
-_parse = json.JSONDecoder().raw_decode  # what json.loads does, with less around it

@@ -239,7 +239,7 @@ def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes
 
 def _data_start(described: int) -> int:
     """Return where data begins behind a header, and a description of so many bytes."""
-    return HEADER - -described // HEADER * HEADER
+    return HEADER + -(-described // HEADER) * HEADER
 
 
 def write(fd: int, data: memoryview, at: int) -> None:
