@@ -155,10 +155,13 @@ static int import(DLManagedTensorVersioned* m, void** out) {
     Py_ssize_t item = t->dtype.bits / 8;
     /* Only what means nothing, of an extent below 2 or without any element, can overflow. */
     if (__builtin_mul_overflow(t->strides[i], item, &byte_strides[i])) byte_strides[i] = item;
-    if (t->data == NULL) byte_strides[i] = 0; /* as of what numpy allocates without an element */
   }
   static char nothing[16]; /* numpy takes no address for "allocate" */
-  char* data = t->data ? (char*)t->data + t->byte_offset : nothing;
+  char* data = (char*)t->data + t->byte_offset;
+  if (t->data == NULL) { /* there are no elements: as numpy allocates none */
+    data = nothing;
+    memset(byte_strides, 0, sizeof byte_strides);
+  }
   int flags = (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY) ? 0 : WRITEABLE;
   PyObject* array = make_array(array_type, t->ndim, (const Py_ssize_t*)t->shape, number,
                                byte_strides, data, 0, flags, NULL);
