@@ -1,7 +1,7 @@
 """ONNX Runtime for dlx: onnxruntime.OrtValue.
 
-Versions: 1.32 and later. Devices: the host. Dtypes: bool, (u)int2 to 64, float16, bfloat16, float32, float64, five
-float8 kinds and float4.
+Versions: 1.32 and later. Devices: the host; values on a GPU leave. Dtypes: bool, (u)int2 to 64, float16, bfloat16,
+float32, float64, five float8 kinds and float4.
 Shared: compact row-major data. Copied: read-only memory, and what is strided otherwise. Refused: strings, sequences,
 maps, optional values without one, and sparse tensors.
 """
@@ -19,6 +19,7 @@ from dlx.adapter import (
     Description,
     DTypes,
     FastPath,
+    ReportedDevices,
     Tensor,
     consumed,
     keeping,
@@ -43,6 +44,7 @@ class OnnxRuntimeAdapter(Adapter):
     types = ("onnxruntime.OrtValue",)
     display_name = "value"
     dtypes = DTypes(package, {name: f"tensor({word})" for name, word in _WORDS.items()}, words=True)
+    devices = ReportedDevices()
     fast_path = FastPath(types=types, export=_export)
 
     def describe(self, obj: Any) -> Description:

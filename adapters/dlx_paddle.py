@@ -1,7 +1,7 @@
 """PaddlePaddle for dlx: paddle.Tensor.
 
-Versions: 3.3 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64,
-float8_e4m3fn, float8_e5m2, complex64 and 128.
+Versions: 3.3 and later. Devices: the host; tensors on a GPU leave. Dtypes: bool, (u)int8 to 64, float16, bfloat16,
+float32, float64, float8_e4m3fn, float8_e5m2, complex64 and 128.
 Shared: every layout without negative strides, of up to 9 dimensions. Copied: read-only memory, since paddle drops the
 flag.
 Refused: tensors that require gradients, without detach=True (paddle's exchange table would give them out without a
@@ -32,6 +32,7 @@ from dlx.adapter import (
     Guard,
     KnownIssue,
     Layout,
+    ReportedDevices,
     Tensor,
 )
 
@@ -50,6 +51,7 @@ class PaddleAdapter(Adapter):
     namespaces = ("paddle",)
     display_name = "tensor"
     dtypes = DTypes(package, _DTYPES)
+    devices = ReportedDevices()
     fast_path = FastPath(
         types=types,
         guards=(Guard("requires_grad", _GRAD),),
@@ -80,8 +82,8 @@ class PaddleAdapter(Adapter):
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         if self.dtypes.from_native(obj.dtype) in _WIDE:  # which clone() does not know
-            return self.load(dlx.convert(obj, to="dlx", copy=True))
-        return obj.clone()
+            return self.load(dlx.convert(obj, to="dlx", device=device, copy=True))
+        return obj.clone() if device is None else obj.cpu()
 
 
 @dlx.hookimpl

@@ -1,7 +1,7 @@
 """TensorFlow for dlx: eager tf.Tensor, and the values of tf.Variable.
 
-Versions: 2.21 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64,
-complex64 and 128.
+Versions: 2.21 and later. Devices: the host; tensors on a GPU leave. Dtypes: bool, (u)int8 to 64, float16, bfloat16,
+float32, float64, complex64 and 128.
 Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: what is strided
 otherwise or less aligned, of which tensorflow dies, and read-only memory.
 Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
@@ -25,9 +25,11 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Description,
+    Device,
     DTypes,
     FastPath,
     GradSupport,
+    ReportedDevices,
     Tensor,
     consumed,
     look_up,
@@ -41,6 +43,15 @@ _OTHERS = {
     "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first.", LayoutError),
     "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first.", LayoutError),
 }
+
+
+class _Devices(ReportedDevices):
+    def of(self, obj: Any) -> Device | None:
+        found = super().of(obj)
+        if found is None:  # a variable, whose value is not read for that; ".../device:GPU:0"
+            kind, _, number = getattr(obj, "device", "").rpartition("device:")[2].partition(":")
+            found = Device("cpu") if kind == "CPU" else Device("cuda", int(number)) if kind == "GPU" else None
+        return found
 
 
 _numbers: Any = None  # the dtype, one object each, that was last found to be of numbers: a hash of one is slow
@@ -100,6 +111,7 @@ class TensorFlowAdapter(Adapter):
     display_name = "tensor"
     immutable = True
     dtypes = _DTYPES
+    devices = _Devices()
     fast_path = FastPath(types=("tensorflow.python.framework.ops.EagerTensor",), export=_export)
     gradients = GradSupport(_is_tracked, _is_differentiable, _vjp)
 

@@ -1,7 +1,7 @@
 """NVIDIA Warp for dlx: warp.array.
 
-Versions: 1.19 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16; arrays of vectors
-and matrices leave with the dimensions of these, and come in as plain numbers.
+Versions: 1.19 and later. Devices: the host; arrays on a GPU leave. Dtypes: bool, (u)int8 to 64, float16 to 64,
+bfloat16; arrays of vectors and matrices leave with the dimensions of these, and come in as plain numbers.
 Shared: every layout of 1 to 4 dimensions. Copied: read-only memory, which warp cannot say.
 Refused: arrays without dimensions or with more than 4, arrays of structures, strides that are no whole numbers of
 elements; arrays with gradients, without detach=True.
@@ -27,6 +27,7 @@ from dlx.adapter import (
     GradSupport,
     Guard,
     Layout,
+    ReportedDevices,
     Tensor,
     over_memory,
 )
@@ -73,6 +74,7 @@ class WarpAdapter(Adapter):
     install = "pip install warp-lang"
     types = ("warp.array",)
     dtypes = _DTYPES
+    devices = ReportedDevices()
     fast_path = FastPath(types=types, export=_export, guards=(Guard("requires_grad", _GRAD),))
     gradients = GradSupport(lambda array: bool(array.requires_grad))
 
@@ -100,7 +102,7 @@ class WarpAdapter(Adapter):
         )
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        return self.module().clone(obj)
+        return self.module().clone(obj, device=None if device is None else "cpu")
 
 
 @dlx.hookimpl

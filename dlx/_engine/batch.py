@@ -364,8 +364,8 @@ class Batch:
         if not takes_stream(transfer.source):
             return
         device = transfer.found if transfer.tensor is None else transfer.tensor.device
-        if device is None and transfer.said is not None:
-            device = transfer.info().device
+        if device is None:
+            device = transfer.source.devices.of(transfer.obj) if transfer.said is None else transfer.info().device
         if device is not None and not host_readable(device):
             transfer.device = device
             self.sync().reach(device)

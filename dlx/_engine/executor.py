@@ -10,10 +10,10 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
-from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._registry.target import Target
-from dlx.adapter.base import Adapter, Devices, over_memory
+from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import DlxError
 
 __all__ = [
@@ -59,8 +59,7 @@ def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None, device:
         return ArrayInfo.of_tensor(marked(tensor, source), source.name, type(obj), protocols)
     if info is not None:
         return info
-    device = device or (HOST if type(source.devices) is Devices else None)
-    return ArrayInfo(source.name, type_name(type(obj)), device=device)
+    return ArrayInfo(source.name, type_name(type(obj)), device=device or source.devices.of(obj))
 
 
 def abstract(info: ArrayInfo, owner: object) -> Tensor | None:

@@ -213,7 +213,9 @@ class Invocation:
             if source is adapter:
                 devices.add(HOST if on_host else device_of(adapter, array))
         devices.discard(None)
-        return target, devices.pop() if len(devices) == 1 else None
+        held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
+        # A framework that takes host memory only has the results there, wherever its own arrays are.
+        return target, device if device is None or held is None or device.type in held else None
 
     # ---- out --------------------------------------------------------------------------------------------------------
 

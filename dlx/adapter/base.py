@@ -60,6 +60,7 @@ __all__ = [
     "Layout",
     "Operation",
     "Ownership",
+    "ReportedDevices",
     "Stream",
     "StreamSupport",
     "Tensor",
@@ -233,6 +234,13 @@ class Devices:
         """
         return Device(native_device)
 
+    def of(self, obj: Any) -> Device | None:
+        """Return where an array is, without an export of it; None where that is not known.
+
+        Asked where `Adapter.describe` does not say it. The default is the host, and None in a subclass.
+        """
+        return Device("cpu") if type(self) is Devices else None
+
     def default(self) -> Device:
         """Return the default device, for arrays on a device that the framework cannot use. The default is the host."""
         return Device("cpu")
@@ -254,6 +262,19 @@ class Devices:
 
 
 @set_module("dlx.adapter")
+class ReportedDevices(Devices):
+    """The devices of a framework that takes host memory only, and whose own arrays may be elsewhere.
+
+    They say where in ``__dlpack_device__``. Pinned memory is the host's, as it is for the framework.
+    """
+
+    def of(self, obj: Any) -> Device | None:
+        """Return where an array says that it is; None where its type has no ``__dlpack_device__``."""
+        found = dlpack.device_of(obj)
+        return Device("cpu") if found is not None and host_readable(found) else found
+
+
+@set_module("dlx.adapter")
 class Description(NamedTuple):
     """What an adapter knows of one array before it is exported. No data is touched, nothing is synchronised.
 
@@ -270,7 +291,7 @@ class Description(NamedTuple):
     needs_export
         Whether an export may give something else than `info` says, as that of a subclass with its own ``__dlpack__``.
     device
-        Where its memory is, where that is known sooner than `info`. None: `tensor` or `info` says it.
+        Where its memory is, where that is known sooner than `info`. None: `tensor`, `info` or `Devices.of` says it.
     """
 
     info: Any = None

@@ -257,6 +257,39 @@ def test_an_array_of_the_framework_stays_what_it_is(framework):
     assert type(copied) is type(array)
 
 
+def test_memory_on_a_gpu_is_where_the_array_says(framework, monkeypatch):
+    """Real arrays that say they are on a GPU are not the host's: the plan moves them, by the framework's own means."""
+    if framework.name in ("mlx", "array_api_strict"):
+        pytest.skip("its arrays are on no device, or on the host only")
+    x = own(framework)
+    assert dlx.plan(x, framework.name, device="cpu").outcome == "same"
+    assert dlx.convert(x, framework.name, device="cpu") is x
+    monkeypatch.setattr(type(x), "__dlpack_device__", lambda self: (2, 1), raising=True)
+    assert dlx.plan(x, framework.name).outcome == "same"
+    assert dlx.plan(x, framework.name, device="cuda:1").outcome == "same"
+    assert isinstance(dlx.plan(x, framework.name, device="cuda:0").error, errors.DeviceError)
+    plan = dlx.plan(x, framework.name, device="cpu")
+    if framework.name in ("warp", "paddle"):
+        assert plan.outcome == "copied"
+        assert [step.do for step in plan.steps] == ["move"]
+        with pytest.raises(errors.CopyRequiredError, match="cuda:1"):
+            dlx.convert.__wrapped__(x, framework.name, device="cpu", copy=False)
+        assert type(dlx.convert.__wrapped__(x, framework.name, device="cpu")) is type(x)
+    else:  # dlx moves it, and there is no driver
+        assert isinstance(plan.error, errors.DeviceError)
+        assert "cuda:1" in str(plan.error)
+
+
+def test_variables_of_tensorflow_are_where_they_say(monkeypatch):
+    """They have no __dlpack_device__, and their value is not read for that."""
+    tf = imported("tensorflow")
+    variable = tf.Variable([1.0, 2.0])
+    assert dlx.convert(variable, "tensorflow", device="cpu") is variable
+    monkeypatch.setattr(type(variable), "device", "/job:localhost/replica:0/task:0/device:GPU:1")
+    assert dlx.plan(variable, "tensorflow", device="cuda:1").outcome == "same"
+    assert isinstance(dlx.plan(variable, "tensorflow", device="cuda:0").error, errors.DeviceError)
+
+
 def test_it_takes_the_fast_path_both_ways(framework):
     """The Python path is not asked: neither into the framework, nor out of it, nor in a container."""
 
