@@ -27,7 +27,8 @@ OLD_NUMPY ?= $(shell $(PYTHON) tests/support/versions.py --print --only numpy==1
 JOBS ?= auto
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One at a time in an environment, also where make runs jobs side by side.
+PIP := flock $(VENV)/.lock $(BIN)/python -m pip --disable-pip-version-check
 SANITIZE := $(filter 1,$(DLX_SANITIZE))
 # libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. It sees the
 # objects of Python where malloc makes them. Python's own leaks at exit are no finding, and a size that no memory has is an

@@ -436,7 +436,7 @@ class TorchAdapter(Adapter):
         if torch._is_functional_tensor(obj):
             return _refuse("inside functionalize() values have no data", "Convert outside it.")
         if not exact and torch.nn.parameter.is_lazy(obj):
-            return _refuse("it is not initialized yet", "Run the module once first.")
+            return _refuse("it is not initialized yet", "Run the module once first.", no_copy=True)
         if obj.is_nested:
             return _refuse(
                 "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
@@ -510,6 +510,8 @@ class TorchAdapter(Adapter):
         torch = self.module()
         kind = type(obj)
         with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
+            if torch.nn.parameter.is_lazy(obj):  # it raises whatever it is asked for
+                return ArrayInfo(self.name, type_name(kind), device=_device_of(obj), protocols=_protocols(kind))
             strided = obj.layout is torch.strided and not obj.is_nested
             plain = self._without_memory(obj) is None
             return ArrayInfo(

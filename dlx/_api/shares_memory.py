@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd, prod
-from struct import calcsize
 from typing import Any, NamedTuple
 
 from dlx._core.extension import lib
@@ -25,7 +24,6 @@ __all__ = ["CONVERTED", "collision", "shares_memory"]
 CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
 """How errors of functions that lack an option say where it is (`DlxError.via`)."""
 
-POINTER = calcsize("P")
 MAX_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
@@ -146,7 +144,7 @@ def _extent(obj: Any) -> Extent | None:
         found = source.describe(obj)
         info = info_of(found.info, source, obj, found.tensor)
         if (info.strides is None or info.dtype is None) and info.address:
-            return _of_interface(obj.__array_interface__, info.address)
+            return _of_interface(obj.__array_interface__, info.address, obj.itemsize)
         tensor = found.tensor
         if tensor is None and not found.needs_export:
             tensor = abstract(info, obj)
@@ -175,9 +173,8 @@ def _extent(obj: Any) -> Extent | None:
     )
 
 
-def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
+def _of_interface(interface: dict[str, Any], address: int, width: int) -> Extent | None:
     """Return the extent of arrays that only the array interface describes: odd strides, dtypes that DLPack lacks."""
-    width = int(interface["typestr"][2:].partition("[")[0] or POINTER)  # numpy gives Python objects no width
     shape = interface["shape"]
     steps = interface.get("strides")
     if steps is None:

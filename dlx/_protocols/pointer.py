@@ -287,7 +287,7 @@ def dltensor(tensor: Tensor) -> Any:
 
 def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape as the caller gave it, checked; an int means one dimension."""
-    extents = (shape,) if isinstance(shape, int) else _integers(shape, "shape")
+    extents = _integers((shape,) if isinstance(shape, int) else shape, "shape")
     if any(extent < 0 for extent in extents):
         raise ValueError(f"shape must not have a negative extent, found {extents}")
     return extents

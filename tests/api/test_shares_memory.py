@@ -172,6 +172,18 @@ def test_what_has_no_memory_is_an_error(torch):
             dlx.shares_memory(bad, torch.ones(2))
 
 
+@pytest.mark.parametrize("dtype", ["U3", "S3", "V5", "M8[s]", "O", "g", "i4,f8", "T"])
+def test_elements_without_a_dtype_have_all_their_bytes(np, dtype):
+    """Text counts letters in numpy's typestr, and a StringDType has no number there: the last byte is shared, too."""
+    if dtype == "T" and not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("this numpy has no StringDType")
+    array = np.zeros(2, np.dtypes.StringDType() if dtype == "T" else dtype)
+    start, nbytes = array.ctypes.data, array.nbytes
+    last, after = (dlx.from_pointer(start + at, (1,), "uint8", owner=array) for at in (nbytes - 1, nbytes))
+    assert dlx.shares_memory(array, last) and dlx.shares_memory(last, array)
+    assert not dlx.shares_memory(array, after)
+
+
 def test_arrays_of_python_objects_have_memory_as_well(np):
     """Their interface gives no width."""
     array = np.array([1, "a", None], object)

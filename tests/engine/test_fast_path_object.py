@@ -11,6 +11,7 @@ import pydoc
 import re
 import sys
 import weakref
+from unittest import mock
 
 import pytest
 import storage_actions
@@ -120,6 +121,16 @@ def test_signature():
     """inspect.signature gives the function's."""
     assert inspect.signature(dlx.convert) == inspect.signature(slow)
     assert list(inspect.signature(dlx.convert).parameters)[:4] == ["obj", "to", "like", "device"]
+
+
+@pytest.mark.parametrize("name", ["convert", "plan", "stack", "using", "from_dlpack"])
+def test_autospec_checks_calls(name):
+    """A mock made by create_autospec refuses calls that the function would refuse."""
+    mocked = mock.create_autospec(getattr(dlx, name))
+    args = [b"abc"] if name in ("using", "from_dlpack") else [b"abc", "numpy"]
+    mocked(*args)
+    with pytest.raises(TypeError, match="no_such_option"):
+        mocked(*args, no_such_option=1)
 
 
 def test_names_and_doc():

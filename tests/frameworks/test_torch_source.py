@@ -269,6 +269,13 @@ def test_what_has_no_shape_yet_is_refused(torch, name, options, to):
     lazy = getattr(torch.nn.parameter, name)()
     with pytest.raises(errors.ConversionError, match="it is not initialized yet"):
         dlx.convert(lazy, to=to, **options)
+    assert dlx.describe(lazy).shape is None
+    for inside in ({}, {"device": "cpu"}):
+        assert dlx.convert(lazy, "torch", **inside) is lazy
+        assert dlx.plan(lazy, "torch", **inside).outcome == "same"
+    with pytest.raises(errors.ConversionError, match="it is not initialized yet"):
+        dlx.convert(lazy, "torch", copy=True)
+    assert "it is not initialized yet" in str(dlx.plan(lazy, "torch", copy=True).error)
 
 
 # ---- subclasses ------------------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def test_empty_packs_elements_below_a_byte():
         (("ab", "int8"), TypeError, "shape must be a sequence of int"),
         ((2.5, "int8"), TypeError, "shape must be a sequence of int, found 2.5"),
         (((2**70,), "int8"), ValueError, "64 bits"),
+        ((2**70, "int8"), ValueError, "64 bits"),
         (((2**40, 2**40), "int8"), LayoutError, "63 bits"),
         (([1] * 129, "int8"), LayoutError, "128"),
         ((3, "float"), DTypeError, "no dtype 'float'"),
