@@ -27,8 +27,7 @@ OLD_NUMPY ?= $(shell $(PYTHON) tests/support/versions.py --print --only numpy==1
 JOBS ?= auto
 
 BIN := $(VENV)/bin
-# One at a time in an environment, also where make runs jobs side by side.
-PIP := flock $(VENV)/.lock $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 SANITIZE := $(filter 1,$(DLX_SANITIZE))
 # libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. It sees the
 # objects of Python where malloc makes them. Python's own leaks at exit are no finding, and a size that no memory has is an
@@ -47,6 +46,9 @@ TAKES_ALL = seven minutes on two cores
 SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
+
+# One pip at a time in an environment, also with -j.
+.NOTPARALLEL:
 
 .PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu test-free-threaded test-tsan bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
 
