@@ -248,6 +248,13 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
   return 1;
 }
 
+int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner) {
+  made_tensor* self = (made_tensor*)made;
+  if (self->owner != owner) return 0;
+  atomic_fetch_add(&self->holders, 1);
+  return 1;
+}
+
 void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
   made_tensor* self = (made_tensor*)made;
   int is_sole = atomic_load_explicit(&self->holders, memory_order_acquire) == 1;

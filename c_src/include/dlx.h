@@ -144,6 +144,10 @@ void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release re
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
+/* Take another count on a tensor (one of ours) that keeps `owner` alive itself. Owns: on 1 the
+ * caller has a count more. GIL: not needed. Errors: 0 = it has another owner; nothing changed. */
+int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner);
+
 /* The owner of `made` (one of ours), if nobody shares it and `release` is what releases it; else
  * NULL. Owns: nothing. GIL: not needed. */
 void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);

@@ -219,8 +219,37 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
 PyDoc_STRVAR(
     capsule_restore_doc,
     "capsule_restore(capsule, tensor, /)\n--\n\n"
-    "Undo capsule_claim, if nobody else holds the tensor's memory: the capsule gets its name and\n"
-    "its duty back, the tensor is dead. Return whether that was possible.");
+    "Undo capsule_claim: the capsule gets its name back, and a count on the tensor that was "
+    "claimed.\nThe tensor, and whatever shares its memory, stay as they are. Return whether "
+    "that was possible.");
+
+/* Others may hold the tensor, and read it on other threads, so it is not taken apart: it goes on
+ * owning what the producer made, and the capsule owns a count on it. The producer's destructor
+ * might take the pointer for its own kind, so ours replaces it; it runs now, as for any used
+ * capsule whose time is over. */
+static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
+  int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
+  if (!legacy && !PyCapsule_IsValid(capsule, k_used_versioned)) return 0;
+  void* content = made;
+  if (!dlx_managed_hold_owner(
+          made, PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned)))
+    return 0;
+  if (legacy && dlx_legacy_export(made, (DLManagedTensor**)&content) != DLX_OK) {
+    dlx_managed_release(made);
+    return 0;
+  }
+  PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
+  PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
+  PyCapsule_SetDestructor(capsule, own);
+  if (foreign && foreign != own) {
+    py_pending pending = py_pending_save();
+    foreign(capsule);
+    py_pending_restore(pending);
+  }
+  PyCapsule_SetPointer(capsule, content);
+  PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+  return 1;
+}
 
 static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) {
@@ -229,9 +258,11 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
   }
   DLManagedTensorVersioned* made = py_tensor_managed(args[1]);
   if (made == NULL) return NULL;
-  if (!py_capsule_give_back(args[0], made)) Py_RETURN_FALSE;
-  ((TensorObject*)args[1])->managed = NULL;
-  Py_RETURN_TRUE;
+  int is_back;
+  PY_LOCKED(args[0])
+  is_back = restore(args[0], made);
+  PY_UNLOCKED()
+  return PyBool_FromLong(is_back);
 }
 
 PyMethodDef py_capsule_functions[] = {

@@ -45,8 +45,8 @@ extern PyMethodDef py_error_functions[];
 
 /* ---- python/tensor.c ------------------------------------------------------------------------- */
 
-/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
- * handed back to the capsule it came from. */
+/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the collector has
+ * cleared the object. */
 typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
   PyObject* weakrefs;
@@ -68,11 +68,11 @@ void py_release_object(void* object);
  * taken. Owns: new reference. */
 TensorObject* py_tensor_alloc(void);
 
-/* The managed tensor inside. Errors: NULL with an exception when it is no dlx.Tensor or handed
- * back. */
+/* The managed tensor inside. Errors: NULL with an exception when it is no dlx.Tensor or
+ * cleared. */
 DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
 
-/* The same of what is a dlx.Tensor, NULL when handed back. Another thread may put a new one there
+/* The same of what is a dlx.Tensor, NULL when cleared. Another thread may put a new one there
  * (py_cuda_to_own_stream), which keeps this one alive as long as the tensor. Errors: none. */
 static inline DLManagedTensorVersioned* py_tensor_inside(const TensorObject* tensor) {
   return __atomic_load_n(&tensor->managed, __ATOMIC_ACQUIRE);
@@ -141,8 +141,8 @@ PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
  * is no fresh capsule, or a refused one, and nothing has changed. */
 DLManagedTensorVersioned* py_capsule_take(PyObject* capsule);
 
-/* Undo that, if nobody else holds the tensor's memory. Owns: on 1 takes `made`, and the capsule
- * owns its tensor again. Errors: 0 = nothing has changed. */
+/* Undo that, of a tensor that no other thread has seen, if nobody else holds its memory. Owns: on 1
+ * takes `made`, and the capsule owns its tensor again. Errors: 0 = nothing has changed. */
 int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
 
 /* Export what an object's __dlpack__(max_version=...) gives: of a type that is known to have that

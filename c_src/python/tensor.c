@@ -91,7 +91,8 @@ int py_tensor_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-/* Called for an unreachable cycle. Afterwards the object is like a tensor that was handed back. */
+/* Called for an unreachable cycle. What is left of the cycle may still ask the object: it says so.
+ */
 int py_tensor_clear(PyObject* self) {
   DLManagedTensorVersioned* made = ((TensorObject*)self)->managed;
   ((TensorObject*)self)->managed = NULL;
@@ -105,7 +106,8 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
     return NULL;
   }
   DLManagedTensorVersioned* made = py_tensor_inside((TensorObject*)obj);
-  if (made == NULL) py_raise(DLX_E_CONSUMED, "this dlx.Tensor was handed back to its capsule");
+  if (made == NULL)
+    py_raise(DLX_E_CONSUMED, "this dlx.Tensor was cleared by the garbage collector");
   return made;
 }
 

@@ -23,7 +23,6 @@ from dlx._engine.executor import (
     abstract,
     adapter_failed,
     execute,
-    forget_frames,
     info_of,
     is_read_in_place,
     marked,
@@ -461,13 +460,9 @@ class Batch:
             consumed = True
             return execute(transfer.decision.steps, tensor, transfer.readiness, source, target, self.sync)
         except BaseException as error:
-            # Everything that shares the memory is released first: our view of it, the result, frames of the consumer.
             tensor = None
             if not consumed and isinstance(error, Exception):
                 transfer.owned = None  # `consume` itself failed: there is nothing to undo
-            transfer.text()  # for the error: after `restore` nothing can be read from it
-            if transfer.owned is not None and ownership is not None and ownership.restore is not None:
-                forget_frames(error)
             notes = transfer.restore()
             if isinstance(error, MemoryError) or not isinstance(error, Exception):
                 raise
@@ -498,12 +493,10 @@ class Batch:
             del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
 
     def undo(self, error: BaseException) -> None:
-        """Release all results, and restore what was consumed; frames of the error's traceback may hold some of it."""
+        """Release all results, and restore what was consumed."""
         self.results.clear()
         self._borrowed.clear()
         consumed = [transfer for transfer in self._transfers.values() if transfer.owned is not None]
-        if consumed:
-            forget_frames(error)
         failed: BaseException | None = None
         for transfer in consumed:
             try:

@@ -434,7 +434,7 @@ class Adapter:
     def load(self, tensor: Tensor) -> Any:
         """Return an array over a tensor that `capabilities` allow; the tensor has ``__dlpack__``.
 
-        What raises is done with the tensor, also in threads that it gave it to: it may go back to a capsule then.
+        If it raises, a capsule that the tensor came from gets its name back; whoever holds the tensor may read it.
         """
         raise NotImplementedError(f"{self.name} cannot be a target")
 

@@ -309,6 +309,18 @@ def test_only_the_owner_named_is_disowned():
     assert owner.released == 1
 
 
+def test_a_count_for_the_owner_named():
+    """Whoever names the owner gets another count; the owner goes with the last."""
+    owner, before = Owner(), native.live()
+    made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
+    assert lib.dlx_managed_hold_owner(made, ffi.NULL) == 0
+    assert lib.dlx_managed_hold_owner(made, owner.handle) == 1
+    lib.dlx_managed_release(made)
+    assert owner.released == 0
+    lib.dlx_managed_release(made)
+    assert (owner.released, native.live()) == (1, before)
+
+
 def test_shared_tensors_are_not_disowned():
     """What somebody shares is not disowned; once they are gone it is."""
     owner, like = Owner(), dltensor((2,))

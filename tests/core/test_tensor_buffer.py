@@ -282,15 +282,6 @@ def test_too_many_dimensions():
         memoryview(over((1,) * 65))
 
 
-def test_a_tensor_that_was_handed_back(counting):
-    """A dlx.Tensor whose capsule took its memory back has no buffer."""
-    capsule = counting.capsule()
-    tensor = native.capsule_claim(capsule)
-    assert native.capsule_restore(capsule, tensor)
-    with pytest.raises(errors.ConsumedError):
-        memoryview(tensor)
-
-
 # ---- lifetime
 
 
@@ -307,16 +298,6 @@ def test_a_view_keeps_the_memory():
     assert gone() is not None
     part.release()
     assert gone() is None
-
-
-def test_a_view_keeps_the_capsule_from_taking_it_back(counting):
-    """While a view reads the memory, it cannot go back to the capsule it came from."""
-    capsule = counting.capsule((2, 3))
-    tensor = native.capsule_claim(capsule)
-    view = memoryview(tensor)
-    assert native.capsule_restore(capsule, tensor) is False
-    view.release()
-    assert native.capsule_restore(capsule, tensor) is True
 
 
 def test_shape_and_strides_belong_to_the_view():

@@ -160,14 +160,6 @@ def test_memory_that_is_not_there(python):
     assert python(code) == "dlx.Tensor(float32[2], cpu)\n"
 
 
-def test_a_tensor_that_was_handed_back(counting):
-    """A dead tensor says that it is dead."""
-    capsule = counting.capsule()
-    tensor = native.capsule_claim(capsule)
-    native.capsule_restore(capsule, tensor)
-    assert repr(tensor) == "dlx.Tensor(handed back to its capsule)"
-
-
 def test_native_alone(python):
     """Whoever imports only what `dlx.Tensor` comes from gets the same repr."""
     out = python("""

@@ -186,16 +186,6 @@ def test_only_dlx_tensors(exchange, slot, obj):
         getattr(exchange, slot)(obj)
 
 
-@pytest.mark.parametrize("slot", ["export", "borrow"])
-def test_a_tensor_that_was_handed_back(exchange, counting, slot):
-    """A dlx.Tensor whose capsule took its memory back has nothing to give."""
-    capsule = counting.capsule()
-    tensor = native.capsule_claim(capsule)
-    assert native.capsule_restore(capsule, tensor)
-    with pytest.raises(errors.ConsumedError):
-        getattr(exchange, slot)(tensor)
-
-
 # ---- managed_tensor_to_py_object
 
 

@@ -10,6 +10,7 @@ from reference import FLOAT32, INT4, INT8, READ_ONLY
 
 from dlx import errors
 from dlx._core import native
+from dlx._core.native import lib
 
 NAMES = {False: "dltensor_versioned", True: "dltensor"}
 STATES = {False: "versioned", True: "legacy"}
@@ -262,35 +263,77 @@ def test_a_restored_capsule_deletes_by_itself(counting, legacy):
     assert counting.deleted == before + 1
 
 
-@pytest.mark.parametrize("what", ["shape", "strides", "dtype", "device", "nbytes", "readonly", "data_ptr", "flags"])
-def test_a_tensor_handed_back_is_dead(counting, what):
-    """After a restore the tensor tells nothing any more."""
-    capsule = counting.capsule()
-    tensor = native.capsule_claim(capsule)
-    native.capsule_restore(capsule, tensor)
-    for use in (lambda: getattr(tensor, what), tensor.__dlpack__, tensor.__dlpack_device__):
-        with pytest.raises(errors.ConsumedError):
-            use()
-    with pytest.raises(errors.ConsumedError):
-        native.capsule_restore(capsule, tensor)
+SHARERS = {
+    "tensor": lambda tensor: tensor,
+    "view": lambda tensor: native.tensor_view(tensor, None, None, None, None),
+    "capsule": lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
+    "buffer": memoryview,
+}
 
 
 @generations
-@pytest.mark.parametrize("share", ["view", "capsule"])
-def test_restore_refuses_while_something_shares(counting, legacy, share):
-    """While a view or a capsule shares the memory, nothing is given back and everything goes on."""
+@pytest.mark.parametrize("share", SHARERS)
+def test_what_shares_the_memory_outlives_a_restore(counting, legacy, share):
+    """Whoever holds the memory when a capsule is restored goes on, and the last one frees it."""
     capsule, before = counting.capsule(legacy=legacy), counting.deleted
     tensor = native.capsule_claim(capsule)
-    if share == "view":
-        sharer = native.tensor_view(tensor, None, None, None, None)
-    else:
-        sharer = tensor.__dlpack__(max_version=(1, 0))
-    assert native.capsule_restore(capsule, tensor) is False
-    assert native.capsule_state(capsule) == "used"
-    assert tensor.shape == (2, 3)
-    del sharer
+    sharer = SHARERS[share](tensor)
     assert native.capsule_restore(capsule, tensor) is True
-    del capsule, tensor
+    assert tensor.shape == (2, 3)
+    again = native.capsule_claim(capsule)
+    assert (again.shape, again.strides, again.data_ptr) == (tensor.shape, tensor.strides, tensor.data_ptr)
+    del capsule, tensor, again
+    assert counting.deleted == before
+    del sharer
+    assert counting.deleted == before + 1
+
+
+@generations
+def test_a_capsule_is_restored_again_and_again(counting, legacy):
+    """Each claim can be undone, and what the claims left is freed with the capsule."""
+    capsule, before, live = counting.capsule(legacy=legacy), counting.deleted, native.live()
+    for _ in range(200):
+        assert native.capsule_restore(capsule, native.capsule_claim(capsule)) is True
+    assert counting.deleted == before
+    del capsule
+    assert (counting.deleted, native.live()) == (before + 1, live)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
+def test_a_restored_capsule_runs_its_own_destructor_once(python, legacy):
+    """The producer's destructor sees a used capsule, as after any consumer, and never dlx's pointer."""
+    python(f"""
+        import ctypes
+        import dlx
+        from dlx._core import native
+        api = ctypes.pythonapi
+        kind = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+        api.PyCapsule_SetDestructor.argtypes = [ctypes.py_object, kind]
+        api.PyCapsule_GetName.argtypes, api.PyCapsule_GetName.restype = [ctypes.c_void_p], ctypes.c_char_p
+        seen = []
+        destructor = kind(lambda capsule: seen.append(api.PyCapsule_GetName(capsule)))
+        memory = bytearray(b"abcd")
+        capsule = dlx.from_dlpack(memory).__dlpack__(max_version={None if legacy else (1, 0)})
+        api.PyCapsule_SetDestructor(capsule, destructor)
+        tensor = native.capsule_claim(capsule)
+        assert native.capsule_restore(capsule, tensor) and len(seen) == 1 and seen[0].startswith(b"used_dltensor")
+        del capsule
+        assert len(seen) == 1 and bytes(tensor) == b"abcd"
+        del tensor
+        memory.append(0)  # nobody holds it
+        assert native.live() == 0
+    """)
+
+
+def test_what_cannot_be_restored_for_lack_of_memory(counting):
+    """A legacy capsule needs a struct; without memory for it, it stays used and the tensor its owner."""
+    capsule, before = counting.capsule(legacy=True), counting.deleted
+    tensor = native.capsule_claim(capsule)
+    lib.dlx_fail_allocation(1)
+    assert native.capsule_restore(capsule, tensor) is False
+    assert lib.dlx_fail_allocation(0) == 0
+    assert native.capsule_state(capsule) == "used"
+    del tensor
     assert counting.deleted == before + 1
 
 

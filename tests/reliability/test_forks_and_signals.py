@@ -101,6 +101,7 @@ print("well")
     assert out == "well\n"
 
 
+@pytest.mark.gil("a child waits for ever for a lock of CPython's own objects that another thread held (3.14)")
 def test_forks_beside_threads_that_convert(python):
     """Whatever the threads are doing: the child converts in its main thread and in a new one."""
     out = python(

@@ -43,6 +43,45 @@ def test_one_thread_gets_a_capsule(threads, version, ways):
     assert native.live() == live
 
 
+def test_a_tensor_that_others_read_while_its_capsule_is_restored(python):
+    """A consumer that failed may have passed the tensor on: reading it goes on beside the restore, and afterwards."""
+    python("""
+        import sys, threading
+        import dlx
+        from dlx._core import native
+        sys.setswitchinterval(1e-5)
+        errors, latest, done = [], [None], threading.Event()
+
+        def read():
+            try:
+                while not done.is_set():
+                    if (tensor := latest[0]) is not None:
+                        assert tensor.shape == (4096,) and bytes(memoryview(tensor)[:2]) == b"ab"
+                        assert bytes(memoryview(dlx.convert(tensor, to="dlx", copy=True))[:2]) == b"ab"
+                        assert native.capsule_claim(tensor.__dlpack__(max_version=(1, 0))).shape == (4096,)
+                        del tensor
+            except BaseException as error:
+                errors.append(error)
+
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for number in range(2000):
+            capsule = dlx.from_dlpack(bytearray(b"ab" * 2048)).__dlpack__(max_version=(None, (1, 0))[number % 2])
+            latest[0] = native.capsule_claim(capsule)
+            assert native.capsule_restore(capsule, latest[0])
+            if number % 3:
+                native.capsule_claim(capsule)
+            del capsule
+        done.set()
+        for reader in readers:
+            reader.join()
+        latest.clear()
+        assert not errors, errors
+        assert native.live() == 0
+    """)
+
+
 def test_a_container_that_changes_meanwhile():
     """A list that other threads fill and empty is converted as it was at one moment."""
     array = dlx.from_dlpack(bytearray(8))
