@@ -11,7 +11,7 @@
 
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *lazy_name,
     *like_name, *cpu_name, *own_name; /* interned, as the words of a call are */
-static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registered */
+static PyObject* readonly_words;      /* "copy", "error", "share"; NULL until registered */
 
 /* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
  * that threads read them without a lock. */

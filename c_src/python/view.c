@@ -7,9 +7,9 @@
 #include <structmember.h>
 
 typedef struct {
-  PyObject_HEAD PyObject* source; /* the container being viewed */
-  PyObject* slots;                /* {index or key: (the source's element, its result)} */
-  PyObject* fast;                 /* View._fast, or NULL */
+  PyObject_HEAD PyObject* source;        /* the container being viewed */
+  PyObject* slots;                       /* {index or key: (the source's element, its result)} */
+  PyObject* fast;                        /* View._fast, or NULL */
   PyObject *handler, *scope, *path, *me; /* of View; NULL = None */
   /* Of a container that an adapter declares, else NULL: */
   PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
