@@ -9,9 +9,9 @@
 
 /* ---- calls and their options ----------------------------------------------------------------- */
 
-static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *like_name,
-    *cpu_name, *own_name;        /* interned, as the words of a call are */
-static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registered */
+static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *lazy_name,
+    *like_name, *cpu_name, *own_name; /* interned, as the words of a call are */
+static PyObject* readonly_words;      /* "copy", "error", "share"; NULL until registered */
 
 /* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
  * that threads read them without a lock. */
@@ -46,6 +46,10 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
   }
   if (name == detach_name) {
     if (value == Py_True) *options |= DLX_EXAMINES | DLX_DETACHES;
+    return value == Py_True || value == Py_False;
+  }
+  if (name == lazy_name) {
+    if (value == Py_True) *options |= DLX_VIEWS;
     return value == Py_True || value == Py_False;
   }
   if (name == device_name) { /* arrays of devices are moved by the Python path */
@@ -137,6 +141,17 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   return result;
 }
 
+/* convert(obj, to=..., lazy=True) of no array. */
+static __attribute__((noinline)) PyObject* call_view(PyObject* callable, PyObject* obj,
+                                                     PyObject* to, unsigned options) {
+  PyObject *view = ((FastPathObject*)callable)->view, *args[] = {obj, to};
+  if (view == NULL || options != DLX_VIEWS) return NULL;
+  PyObject* result = PyObject_Vectorcall(view, args, 2, NULL);
+  if (result != Py_None) return result;
+  Py_DECREF(result);
+  return NULL;
+}
+
 /* A call on the fast path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL, as
  * py_fast_path_route. */
 static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable,
@@ -159,6 +174,10 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
     return call_like(callable, args);
   if (to == NULL) return NULL;
   py_route* r = py_route_find(Py_TYPE(args[0]), to);
+  if (options & DLX_VIEWS) {
+    if (r == NULL || !r->is_fast_path) return call_view(callable, args[0], to, options);
+    options &= ~DLX_VIEWS;
+  }
   /* As single arrays (_borrow, dlx.from_dlpack) lists have a route: none. */
   if ((r == NULL || !r->is_fast_path) && own == NULL && py_tree_takes(Py_TYPE(args[0]))) {
     result = py_tree_run(callable, args[0], to, options);
@@ -192,7 +211,7 @@ static int intern_words(void) {
     const char* word;
   } words[] = {{&to_name, "to"},         {&copy_name, "copy"}, {&readonly_name, "readonly"},
                {&detach_name, "detach"}, {&like_name, "like"}, {&device_name, "device"},
-               {&cpu_name, "cpu"},       {&own_name, "dlx"}};
+               {&lazy_name, "lazy"},     {&cpu_name, "cpu"},   {&own_name, "dlx"}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
@@ -202,10 +221,10 @@ static int intern_words(void) {
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  static char* names[] = {"wrapped", "learn", "failed", "to", NULL};
-  PyObject *wrapped, *learn, *failed, *to = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|U:FastPathFunction", names, &wrapped,
-                                   &learn, &failed, &to))
+  static char* names[] = {"wrapped", "learn", "failed", "to", "view", NULL};
+  PyObject *wrapped, *learn, *failed, *to = NULL, *view = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|UO:FastPathFunction", names, &wrapped,
+                                   &learn, &failed, &to, &view))
     return NULL;
   FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
@@ -214,6 +233,7 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
   self->learn = Py_NewRef(learn);
   self->failed = Py_NewRef(failed);
   self->to = Py_XNewRef(to);
+  self->view = Py_XNewRef(view);
 #if defined Py_GIL_DISABLED && PY_VERSION_HEX >= 0x030E0000
   /* Else all threads that call it count references to it on one word. */
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)self);
@@ -228,6 +248,7 @@ static int fast_path_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self->learn);
   Py_VISIT(self->failed);
   Py_VISIT(self->to);
+  Py_VISIT(self->view);
   Py_VISIT(self->dict);
   return 0;
 }
@@ -238,6 +259,7 @@ static int fast_path_clear(PyObject* object) {
   Py_CLEAR(self->learn);
   Py_CLEAR(self->failed);
   Py_CLEAR(self->to);
+  Py_CLEAR(self->view);
   Py_CLEAR(self->dict);
   return 0;
 }
@@ -444,9 +466,10 @@ static PyGetSetDef fast_path_attributes[] = {
 };
 
 PyDoc_STRVAR(fast_path_doc,
-             "FastPathFunction(wrapped, learn, failed, to=None)\n--\n\n"
+             "FastPathFunction(wrapped, learn, failed, to=None, view=None)\n--\n\n"
              "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
-             "one array. Where\n`learn` is None calls go to Python.");
+             "one array. `view`:\nview(obj, to) gives a lazy view, or None. Where `learn` is None "
+             "calls go to Python.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},

@@ -205,6 +205,7 @@ typedef struct {
   PyObject* learn;   /* learn(type, to): adds a route, if there is one */
   PyObject* failed;  /* failed(obj, to, cause, tree=None): the error for a consumer that failed */
   PyObject* to;      /* the target where calls name none, and trees are none; NULL = they name it */
+  PyObject* view;    /* view(obj, to): a lazy view, or None where Python must be asked; or NULL */
   PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
   PyObject* weakrefs;
 } FastPathObject;
@@ -217,7 +218,8 @@ enum {
   DLX_EXAMINES = 8,   /* detach=True, or a device: what is in the target may not stay as it is */
   DLX_DETACHES = 16,  /* detach=True: an array that requires gradients is exported without them */
   DLX_HOST_ONLY = 32, /* arrays in device memory are left to Python */
-  DLX_UNMARKS = 64    /* readonly="share": a consumer that cannot say read-only writes to it */
+  DLX_UNMARKS = 64,   /* readonly="share": a consumer that cannot say read-only writes to it */
+  DLX_VIEWS = 128     /* lazy=True: of containers; no function that takes options is given it */
 };
 
 /* Among the incompatibilities that a copy resolves: the array is in device memory, which is handed

@@ -7,9 +7,10 @@
 #include <structmember.h>
 
 typedef struct {
-  PyObject_HEAD PyObject* source; /* the container being viewed */
-  PyObject* slots;                /* {index or key: (the source's element, its result)} */
-  PyObject* fast;                 /* View._fast, or NULL */
+  PyObject_HEAD PyObject* source;        /* the container being viewed */
+  PyObject* slots;                       /* {index or key: (the source's element, its result)} */
+  PyObject* fast;                        /* View._fast, or NULL */
+  PyObject *handler, *scope, *path, *me; /* of View; NULL = None */
   /* Of a container that an adapter declares, else NULL: */
   PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
   PyObject* getter;    /* getter(key): the element, sooner than source[key]; or NULL */
@@ -342,11 +343,34 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
 
 /* ---- the type -------------------------------------------------------------------------------- */
 
+/* Owns: keeps references. GIL: needed. Errors: -1 with an exception. */
+static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
+  SlotsObject* self = (SlotsObject*)object;
+  PyObject *source, *handler, *scope, *path;
+  if (keywords && PyDict_GET_SIZE(keywords)) {
+    PyErr_SetString(PyExc_TypeError, "a view takes no keyword arguments");
+    return -1;
+  }
+  if (!PyArg_UnpackTuple(args, "Slots", 4, 4, &source, &handler, &scope, &path)) return -1;
+  PyObject* slots = PyDict_New();
+  if (slots == NULL) return -1;
+  Py_XSETREF(self->slots, slots);
+  Py_XSETREF(self->source, Py_NewRef(source));
+  Py_XSETREF(self->handler, Py_NewRef(handler));
+  Py_XSETREF(self->scope, Py_NewRef(scope));
+  Py_XSETREF(self->path, Py_NewRef(path));
+  return 0;
+}
+
 static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
   SlotsObject* self = (SlotsObject*)object;
   Py_VISIT(self->source);
   Py_VISIT(self->slots);
   Py_VISIT(self->fast);
+  Py_VISIT(self->handler);
+  Py_VISIT(self->scope);
+  Py_VISIT(self->path);
+  Py_VISIT(self->me);
   Py_VISIT(self->fixed);
   Py_VISIT(self->getter);
   Py_VISIT(self->unchanged);
@@ -358,6 +382,10 @@ static int slots_clear(PyObject* object) {
   Py_CLEAR(self->source);
   Py_CLEAR(self->slots);
   Py_CLEAR(self->fast);
+  Py_CLEAR(self->handler);
+  Py_CLEAR(self->scope);
+  Py_CLEAR(self->path);
+  Py_CLEAR(self->me);
   Py_CLEAR(self->fixed);
   Py_CLEAR(self->getter);
   Py_CLEAR(self->unchanged);
@@ -374,6 +402,10 @@ static PyMemberDef slots_members[] = {
     {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), 0, NULL},
     {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), 0, NULL},
     {"_fast", T_OBJECT, offsetof(SlotsObject, fast), 0, NULL},
+    {"_handler", T_OBJECT, offsetof(SlotsObject, handler), 0, NULL},
+    {"_scope", T_OBJECT, offsetof(SlotsObject, scope), 0, NULL},
+    {"_path", T_OBJECT, offsetof(SlotsObject, path), 0, NULL},
+    {"_me", T_OBJECT, offsetof(SlotsObject, me), 0, NULL},
     {"_fixed", T_OBJECT, offsetof(SlotsObject, fixed), 0, NULL},
     {"_getter", T_OBJECT, offsetof(SlotsObject, getter), 0, NULL},
     {"_unchanged", T_OBJECT, offsetof(SlotsObject, unchanged), 0, NULL},
@@ -386,7 +418,7 @@ static PyMethodDef slots_methods[] = {
 };
 
 PyDoc_STRVAR(slots_doc,
-             "Slots()\n--\n\n"
+             "Slots(source, handler, scope, path, /)\n--\n\n"
              "A source, and what was converted of it by key; see dlx._views.base.View.");
 
 static PyMappingMethods slots_mapping = {.mp_subscript = slots_get};
@@ -396,6 +428,7 @@ static PyTypeObject slots_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Slots",
     .tp_basicsize = sizeof(SlotsObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_init = slots_init,
     .tp_dealloc = slots_dealloc,
     .tp_traverse = slots_traverse,
     .tp_clear = slots_clear,
@@ -411,7 +444,7 @@ int py_view_init(PyObject* module) {
   touch_name = PyUnicode_InternFromString("_touch");
   back_name = PyUnicode_InternFromString("back");
   same_as_name = PyUnicode_InternFromString("same_as");
-  slots_type.tp_new = PyBaseObject_Type.tp_new; /* which refuses arguments and abstract classes */
+  slots_type.tp_new = PyBaseObject_Type.tp_new; /* which refuses abstract classes */
   if (!missed_name || !touch_name || !back_name || !same_as_name ||
       PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0 ||
       PyModule_AddFunctions(module, view_functions) < 0)

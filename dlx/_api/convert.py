@@ -119,11 +119,6 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    if lazy and not detach and not strict:
-        plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
-        view = plain_view(obj, to) if plain else None  # of a target that was asked for before
-        if view is not None:
-            return view
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)
     handler = container_of(type(obj))
     if handler is None:
@@ -237,4 +232,4 @@ def in_c(function: Any, **options: Any) -> Any:
 
 
 if not TYPE_CHECKING:
-    convert = in_c(convert)
+    convert = in_c(convert, view=plain_view)

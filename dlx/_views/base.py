@@ -367,11 +367,6 @@ class View(Shown):
     _me: Any  # a weak reference to itself
     _fast: Any  # what `native.convert_slot` needs; None before an element is read, and where there is no fast path
 
-    def __init__(self, source: Any, handler: Container, scope: Scope, path: Path) -> None:
-        self._source, self._handler, self._scope, self._path = source, handler, scope, path
-        self._slots = {}
-        self._me = self._fast = None
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         pytree.register(cls)
@@ -587,7 +582,7 @@ class View(Shown):
 class KeyedView(View, Slots):
     """A view whose elements are read by key: `Slots` returns a cached result, else calls `_missed`."""
 
-    __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope")
+    __slots__ = ("__weakref__",)
 
     def _declared(self) -> None:
         """Take from the handler how elements of a declared container are read, and which never change."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from abc import get_cache_token
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import VIEW, container_of, stamp
+from dlx._containers.lookup import VIEW, container_of
 from dlx._core.foreign import TypeCache, derives
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.planner import Request
+from dlx._registry.registry import registry
 from dlx._views.base import Options, Path, Scope, View, keys_of
 from dlx._views.mapping import MappingView, MutableMappingView
 from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, SliceView
@@ -25,6 +28,11 @@ class RecordView(View):
     """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when they are read."""
 
     __slots__ = ("__weakref__", "_fast", "_handler", "_me", "_path", "_scope", "_slots", "_source")
+
+    def __init__(self, source: Any, handler: Container, scope: Scope, path: Path) -> None:
+        self._source, self._handler, self._scope, self._path = source, handler, scope, path
+        self._slots = {}
+        self._me = self._fast = None
 
     def _count(self) -> int:
         return len(self._names())
@@ -129,9 +137,9 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
     )
 
 
-# Target -> (stamp, options of a call without any other option, {address of a type that an adapter lists: the type, its
-# handler and view}).
-_plain: dict[Any, tuple[Any, Options, dict[int, tuple[type, Container, Any]]]] = {}
+# Target -> (both parts of the stamp, options of a call without any other option, {address of a type, Python's own or
+# one that an adapter lists: the type, its handler, what makes its view}).
+_plain: dict[Any, tuple[int, Any, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
@@ -140,23 +148,19 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
         known = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    if known is None or known[0] != stamp():
+    if known is None or known[0] != registry.generation or known[1] != get_cache_token():
         return None
-    _, options, listed = known
+    _, _, options, listed = known
     kind = type(obj)
-    if view is not None:
-        handler = container_of(kind)
-        return None if handler is None else view(obj, handler, Scope(options), None)
-    cls = _EXACT.get(kind) if type(kind) is type else None
-    if cls is not None:
-        return cls(obj, container_of(kind), Scope(options), None)
-    found = listed.get(id(kind))
+    found = listed.get(id(kind)) if view is None else None
     if found is not None:
-        return _made(found[2], obj, found[1], Scope(options), None)
+        return found[2](obj, found[1], Scope(options), None)
     handler = container_of(kind)
+    if view is not None:
+        return None if handler is None else view(obj, handler, Scope(options), None)
     new = None if handler is None else make(obj, handler, Scope(options), None)
     if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
-        listed[id(kind)] = kind, handler, type(new)
+        listed[id(kind)] = kind, handler, partial(_made, type(new))
     return new
 
 
@@ -196,7 +200,8 @@ def lazy_view(
         and not request.target.adapter.switches
         and isinstance(to, str | type)
     ):
-        _plain[to] = (options.known_at, options, {})
+        exact = {id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()}
+        _plain[to] = (*options.known_at, options, exact)
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)

@@ -23,11 +23,12 @@ OWN: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
-def nanoseconds(function: Callable[..., Any], x: Any, y: Any) -> float:
-    """Return the least time of a call, of many short runs: a busy machine disturbs some of them."""
-    timer = timeit.Timer("function(x, y)", globals={"function": function, "x": x, "y": y})
-    number = max(timer.autorange()[0] // 10_000, 1)
-    return min(timer.repeat(2000, number)) / number * 1e9
+def nanoseconds(x: Any, y: Any, *functions: Callable[..., Any]) -> list[float]:
+    """Return the least time of a call of each, of many short runs in turn: a machine changes its pace."""
+    timers = [timeit.Timer("f(x, y)", globals={"f": f, "x": x, "y": y}) for f in functions]
+    numbers = [max(timer.autorange()[0] // 10_000, 1) for timer in timers]
+    runs = [[timer.timeit(n) / n for timer, n in zip(timers, numbers, strict=True)] for _ in range(4000)]
+    return [min(times) * 1e9 for times in zip(*runs, strict=True)]
 
 
 def main() -> None:
@@ -41,12 +42,9 @@ def main() -> None:
         arrays[name] = make(module), make(module)
     print("ns an argument, over the call itself; beside it what the framework takes by itself")
     for name, (x, y) in arrays.items():
-        empty = nanoseconds(nothing, x, y)
-        line = f"{name:8} {(nanoseconds(dot, x, y) - empty) / 2:8.0f}"
-        if name in OWN:
-            what, own = OWN[name]
-            line += f" {(nanoseconds(own, x, y) - empty) / 2:8.0f}  {what}"
-        print(line)
+        what, own = OWN.get(name, ("", nothing))
+        empty, ours, theirs = nanoseconds(x, y, nothing, dot, own)
+        print(f"{name:8} {(ours - empty) / 2:8.0f}" + (f" {(theirs - empty) / 2:8.0f}  {what}" if what else ""))
 
 
 if __name__ == "__main__":

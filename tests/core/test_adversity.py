@@ -329,8 +329,7 @@ def test_a_key_that_takes_a_views_results_away(python):
                 view._slots = {}
                 return False
         for _ in range(100):
-            view = View()
-            view._source = {}
+            view = View({}, None, None, None)
             view._slots = {Key(): (1, 2)}
             assert view[Key()] == "missed"
         print("well")

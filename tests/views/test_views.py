@@ -1293,7 +1293,7 @@ def test_a_view_that_has_lost_its_source_does_not_crash(python):
             def _missed(self, key):
                 return self._source[key]
 
-        part = Part()
+        part = Part.__new__(Part)
         part._slots = {0: (1, 2)}
         try:
             part[0]
@@ -1395,16 +1395,40 @@ def test_an_iterator_that_fails_once(torch):
     assert sorted(view._slots) == [0, 1, 2] and [int(view[n][0]) for n in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", [list, tuple, dict, None])
+def test_a_lazy_call_without_other_options_is_answered_from_c(kind):
+    """Once a target is known: a container costs the making of its view, an array nothing in Python."""
+    np = pytest.importorskip("numpy")
+    array = np.ones(2, "f4")
+    source = {"a": array} if kind is dict else kind([array]) if kind else array
+    dlx.convert(array, to="dlx")  # adapters are loaded, which makes views ask anew
+    dlx.convert([array], to="dlx", lazy=True)
+    frames = []
+    gc.disable()  # it may run other Python code
+    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        found = dlx.convert(source, to="dlx", lazy=True)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert frames == (["plain_view", "__init__"] if kind else [])
+    assert type(found["a" if kind is dict else 0] if kind else found) is dlx.Tensor
+    view = dlx.convert([np.ones(2, ">f4")], to="dlx", lazy=True, copy=False)
+    with pytest.raises(errors.CopyRequiredError):
+        view[0]
+
+
 def test_a_view_keeps_the_rules_of_classes():
-    """Its compiled base takes no arguments, and makes no object of a class with abstract methods."""
+    """Its compiled base takes four arguments, and makes no object of a class with abstract methods."""
 
     class Abstract(native.Slots, Sequence):
         pass
 
     with pytest.raises(TypeError, match="abstract"):
-        Abstract()
-    with pytest.raises(TypeError, match="argument"):
-        native.Slots(1, a=2)
+        Abstract([], None, None, None)
+    for given, named in (((1,), {}), ((1, 2, 3, 4), {"a": 2}), ((1, 2, 3, 4, 5), {})):
+        with pytest.raises(TypeError, match="argument"):
+            native.Slots(*given, **named)
 
 
 def test_an_iterator_that_is_advanced_twice_at_once():
