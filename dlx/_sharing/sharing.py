@@ -354,9 +354,8 @@ def _blocks(
                 apart.append(i)
         for (low, high), members in inside.items():
             kept = [tensors[i] for i in members]
-            # What begins elsewhere keeps its alignment where the whole keeps its own.
-            remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
-            offset = add(kept, high - low, low, remainder)
+            # The first byte lies where all others are, at a multiple of HEADER, unless that unaligns a member.
+            offset = add(kept, high - low, low, low % max(map(_alignment, kept)))
             copied |= {i: (offset + tensors[i].data_ptr - low, None) for i in members}
         known: dict[Any, int] = {}
         for i in apart:
@@ -385,6 +384,13 @@ def _overlapping(order: list[int], extents: dict[int, tuple[int, int, bool]]) ->
         group.append(i)
     if group:
         yield group
+
+
+def _alignment(tensor: Tensor) -> int:
+    """Return to how many bytes a tensor is aligned, as far as its dtype can need it; a power of two up to HEADER."""
+    item = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
+    bits = tensor.data_ptr | item | HEADER
+    return bits & -bits
 
 
 def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
