@@ -273,15 +273,15 @@ MAX_NOTES = 20  # errors beside the first that are told
 
 
 def _check(tensor: Tensor, *, is_copied: bool) -> None:
+    if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
+        reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
+        raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if not is_copied and not tensor.is_host:
         raise DeviceError(
             f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}",
             source=repr(tensor),
             fix="Make it there: dlx.empty(shape, dtype, device, shared=True).",
         )
-    if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
-        reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
-        raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if tensor.dtype.code == lib.kDLOpaqueHandle:
         raise DTypeError("its elements are handles, which mean nothing in another process")
 

@@ -339,7 +339,17 @@ class TestMemory:
             with pytest.raises(TypeError, match="like="):
                 dlx.share(**options)
         with pytest.raises(errors.DeviceError, match=r"obj\['a'\].*shared=True"):
-            dlx.share(like={"a": native.tensor_new(256, (3,), None, (1, 8, 1), (3, 0), 0, None)})
+            dlx.share(like={"a": native.tensor_new(256, (3,), None, (1, 8, 1), (2, 0), 0, None)})
+
+    @pytest.mark.parametrize("how", ("obj", "like"))
+    def test_pinned_memory_is_moved_by_the_call_that_the_error_names(self, np, how):
+        base = np.arange(3.0)
+        pinned = native.tensor_new(base.ctypes.data, (3,), None, (2, 64, 1), (3, 0), 0, base)
+        with pytest.raises(errors.DeviceError, match=r"obj\['a'\].* is on cuda_host:0.*device='cpu'"):
+            dlx.share(**{how: {"a": pinned}})
+        with dlx.share(**{how: dlx.convert({"a": pinned}, to="dlx", device="cpu")}) as handle:
+            found = dlx.attach(handle, "numpy")["a"]
+        assert found.tolist() == ([0, 1, 2] if how == "obj" else [0, 0, 0])
 
     def test_memory_of_empty(self):
         tensor = dlx.empty((3,), "bfloat16", shared=True)
