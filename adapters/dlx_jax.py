@@ -56,6 +56,7 @@ CUDA = Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
 _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
+_PARTS = "dlx.convert([shard.data for shard in x.addressable_shards], to=...)"
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
 
@@ -275,13 +276,11 @@ class JaxAdapter(Adapter):
         if obj.is_deleted():
             return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
         if not obj.is_fully_addressable:
-            return _refuse(
-                "parts of it are in other processes", "Convert its addressable_shards one by one.", DeviceError
-            )
+            return _refuse("parts of it are in other processes", f"Convert what is in this one: {_PARTS}.", DeviceError)
         if len(obj.sharding.device_set) > 1:
             return _refuse(
                 f"it is spread over {len(obj.sharding.device_set)} devices",
-                "Gather it with jax.device_put(x, jax.devices()[0]), or convert its addressable_shards one by one.",
+                f"Gather it with jax.device_put(x, jax.devices()[0]), or convert its parts: {_PARTS}.",
                 DeviceError,
             )
         (device,) = obj.sharding.device_set

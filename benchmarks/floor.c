@@ -245,6 +245,58 @@ static PyObject* objects(PyObject* module, PyObject* number) {
   return list;
 }
 
+typedef struct {
+  const DLPackExchangeAPI* take;
+  Py_ssize_t n;
+  DLManagedTensorVersioned* made;
+} ready;
+
+static void forget(DLManagedTensorVersioned* managed) {}
+
+/* A list of what the target's import slot makes of each tensor. */
+static PyObject* import_all(PyObject* self, PyObject* unused) {
+  const ready* r = (const ready*)PyBytes_AS_STRING(self);
+  PyObject* list = PyList_New(r->n);
+  for (Py_ssize_t i = 0; list && i < r->n; i++) {
+    void* result = NULL;
+    if (r->take->managed_tensor_to_py_object_no_sync(&r->made[i], &result) == 0)
+      PyList_SET_ITEM(list, i, result);
+    else
+      Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyMethodDef import_def = {"import_all", import_all, METH_NOARGS, NULL};
+
+/* importer(give, take, arrays): a function that hands tensors over the memory of all arrays of a
+ * list, made beforehand, to a target's import slot. Everything that it holds is held for ever. */
+static PyObject* importer(PyObject* module, PyObject* args) {
+  PyObject *give, *take, *arrays;
+  if (!PyArg_ParseTuple(args, "OOO!", &give, &take, &PyList_Type, &arrays)) return NULL;
+  const DLPackExchangeAPI* from = PyCapsule_GetPointer(give, "dlpack_exchange_api");
+  ready r = {PyCapsule_GetPointer(take, "dlpack_exchange_api"), PyList_GET_SIZE(arrays), NULL};
+  if (from == NULL || r.take == NULL) return NULL;
+  r.made = calloc((size_t)r.n + 1, sizeof *r.made);
+  if (r.made == NULL) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < r.n; i++) {
+    DLTensor* t = &r.made[i].dl_tensor;
+    r.made[i].version = (DLPackVersion){DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR};
+    r.made[i].deleter = forget;
+    if (from->dltensor_from_py_object_no_sync(PyList_GET_ITEM(arrays, i), t) != 0) return NULL;
+    size_t row = (size_t)t->ndim * sizeof(int64_t);
+    int64_t* numbers = malloc(2 * row + 1);
+    if (numbers == NULL) return PyErr_NoMemory();
+    t->shape = memcpy(numbers, t->shape, row);
+    t->strides = memcpy(numbers + t->ndim, t->strides, row);
+  }
+  Py_INCREF(arrays);
+  PyObject* kept = PyBytes_FromStringAndSize((const char*)&r, sizeof r);
+  PyObject* function = kept ? PyCFunction_New(&import_def, kept) : NULL;
+  Py_XDECREF(kept);
+  return function;
+}
+
 /* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
  */
 static PyObject* mark(PyObject* module, PyObject* label) {
@@ -259,6 +311,7 @@ static PyObject* mark(PyObject* module, PyObject* label) {
 
 static PyMethodDef functions[] = {
     {"make", make, METH_VARARGS, NULL},
+    {"importer", importer, METH_VARARGS, NULL},
     {"mark", mark, METH_O, NULL},
     {"objects", objects, METH_O, NULL},
     {"read_arrow", read_arrow, METH_VARARGS, NULL},

@@ -64,3 +64,8 @@ def floor_of(module, kind, target):
     owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
     assert all(look_up(name) is not None for name in facts.types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)
+
+
+def importer_of(module, tensors, target):
+    """Return what hands tensors over the same memory, ready-made, to a type's own import slot, in C, and lists them."""
+    return module.importer(table(dlx.Tensor), table(target), tensors)

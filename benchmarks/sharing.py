@@ -1,5 +1,6 @@
 """Arrays for another process: `share` and `attach` beside shared memory by hand, torch's queues, ray and pickles."""
 
+import functools
 import gc
 import mmap
 import os
@@ -8,6 +9,7 @@ import time
 from multiprocessing import shared_memory
 
 import dlx
+from benchmarks import floor
 from benchmarks.measure import peer, race, verdict
 
 ARRAYS, ATTACH_MS, BEYOND_US, SHARE_US, COPY = 1000, 1.0, 200.0, 5.0, 1.1
@@ -60,13 +62,13 @@ def _attach(np, tasks, answers, to, rounds):
     The collector has just looked at all objects, so neither that nor the conversion finds its own in a cache.
     """
     tree = _tree(np)
-    seconds = {"attach": [], "tensors": [], "again": [], "convert": [], "floor": []}
+    seconds = {"attach": [], "tensors": [], "again": [], "convert": [], "floor": [], "slot": []}
     for _ in range(rounds):
         for kind, kept in seconds.items():
             with dlx.share(tree) as handle:
                 tasks.put((kind, dict(handle), to))
                 kept.append(answers.get())
-    attach, tensors, again, convert, floor = (min(each[1:]) * 1e6 for each in seconds.values())
+    attach, tensors, again, convert, constructed, slot = (min(each[1:]) * 1e6 for each in seconds.values())
     ms = attach / 1e3
     print(f"\nAnother process attaches {ARRAYS} arrays as {to}: {ms:.2f} ms  {verdict(ms <= ATTACH_MS)}")
     beyond = {"attaching them as dlx.Tensor": attach - tensors, "the conversion of that tree": attach - convert}
@@ -74,13 +76,15 @@ def _attach(np, tasks, answers, to, rounds):
         print(f"    beyond {what}: {us:.0f} us  {verdict(us <= BEYOND_US)}")
     print(f"    where it holds the memory already: {again / 1e3:.2f} ms, {again - convert:.0f} us beyond")
     own = {"numpy": "np.ndarray(shape, dtype, memory, offset)", "torch": "torch.from_numpy(array)"}
-    print(f"    {own[to]}, so often: {floor:.0f} us")
+    print(f"    {own[to]}, so often: {constructed:.0f} us")
+    print(f"    the import slot that the target has, called so often by C over tensors made before: {slot:.0f} us")
     return {
         f"{to}, attach_ms": ms,
         f"{to}, beyond_tensors_us": attach - tensors,
         f"{to}, beyond_us": attach - convert,
         f"{to}, again_ms": again / 1e3,
-        f"{to}, floor_us": floor,
+        f"{to}, floor_us": constructed,
+        f"{to}, slot_us": slot,
     }
 
 
@@ -237,6 +241,16 @@ def _own(np, to, arrays):
     return lambda: [np.ndarray((10, 10), np.float32, memory, 400 * i) for i in range(ARRAYS)]
 
 
+@functools.cache
+def _imported(to):
+    """Return what makes as many arrays of a framework by its import slot, called in C over tensors made before."""
+    c_floor = floor.build()
+    if c_floor is None:
+        return list
+    tensors = [dlx.empty((10, 10), "float32") for _ in range(ARRAYS)]
+    return floor.importer_of(c_floor, tensors, type(dlx.convert(tensors[0], to)))
+
+
 def _work(tasks, answers):
     """Do what the tasks say; in the other process."""
     import numpy as np
@@ -247,15 +261,15 @@ def _work(tasks, answers):
         to = sys.intern(to)  # as the names in a program are
         if kind == "end":
             return
-        if kind in ("attach", "tensors", "again", "convert", "floor"):
+        if kind in ("attach", "tensors", "again", "convert", "floor", "slot"):
             dlx.convert(dlx.attach(dlx.share(warm), to, writable=True), to)
-            make = _own(np, to, dlx.attach(sent, "numpy", writable=True)) if kind == "floor" else None
+            make = _own(np, to, dlx.attach(sent, "numpy", writable=True)) if kind == "floor" else _imported(to)
             tensors = dlx.attach(sent, writable=True) if kind in ("again", "convert") else None
             target = "dlx" if kind == "tensors" else to
             gc.collect()
             gc.disable()  # as `race` does
             start = time.thread_time()
-            if kind == "floor":
+            if kind in ("floor", "slot"):
                 found = make()
             else:
                 found = dlx.convert(tensors, to) if kind == "convert" else dlx.attach(sent, target, writable=True)

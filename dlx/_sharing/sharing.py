@@ -273,15 +273,15 @@ MAX_NOTES = 20  # errors beside the first that are told
 
 
 def _check(tensor: Tensor, *, is_copied: bool) -> None:
+    if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
+        reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
+        raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if not is_copied and not tensor.is_host:
         raise DeviceError(
             f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}",
             source=repr(tensor),
             fix="Make it there: dlx.empty(shape, dtype, device, shared=True).",
         )
-    if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
-        reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
-        raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if tensor.dtype.code == lib.kDLOpaqueHandle:
         raise DTypeError("its elements are handles, which mean nothing in another process")
 
@@ -354,9 +354,8 @@ def _blocks(
                 apart.append(i)
         for (low, high), members in inside.items():
             kept = [tensors[i] for i in members]
-            # What begins elsewhere keeps its alignment where the whole keeps its own.
-            remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
-            offset = add(kept, high - low, low, remainder)
+            # The first byte lies where all others are, at a multiple of HEADER, unless that unaligns a member.
+            offset = add(kept, high - low, low, low % max(map(_alignment, kept)))
             copied |= {i: (offset + tensors[i].data_ptr - low, None) for i in members}
         known: dict[Any, int] = {}
         for i in apart:
@@ -385,6 +384,13 @@ def _overlapping(order: list[int], extents: dict[int, tuple[int, int, bool]]) ->
         group.append(i)
     if group:
         yield group
+
+
+def _alignment(tensor: Tensor) -> int:
+    """Return to how many bytes a tensor is aligned, as far as its dtype can need it; a power of two up to HEADER."""
+    item = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
+    bits = tensor.data_ptr | item | HEADER
+    return bits & -bits
 
 
 def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:

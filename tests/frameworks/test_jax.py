@@ -494,6 +494,37 @@ def test_several_devices(python):
     assert python(SEVERAL, args=(), env=env) == "done\n"
 
 
+PARTS = """
+import jax, numpy as np, dlx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+base = np.arange(64, dtype=np.float32).reshape(8, 8)
+for spec in (P("a", "b"), P("b", "a"), P("a"), P(None, "b"), P(("a", "b")), P()):
+    x = jax.device_put(base, NamedSharding(mesh, spec))
+    try:
+        dlx.convert({"w": x}, to="numpy")
+    except dlx.errors.DeviceError as error:
+        gather, call = error.fix.removeprefix("Gather it with ").rstrip(".").split(", or convert its parts: ")
+    parts = eval(call.replace("to=...", "to='numpy'"))
+    with dlx.share([shard.data for shard in x.addressable_shards]) as handle:
+        attached = dlx.attach(handle, "numpy")
+    assert len(parts) == len(attached) == 8
+    for shard, part, other in zip(x.addressable_shards, parts, attached):
+        assert np.array_equal(part, base[shard.index]) and np.array_equal(other, part)
+        assert part.ctypes.data == shard.data.unsafe_buffer_pointer()
+    assert np.array_equal(dlx.convert(eval(gather), to="numpy"), base)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_parts_of_an_array_on_eight_devices(python):
+    """What the error says is a call that works: each part is what its index says of the whole, over its memory."""
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    assert python(PARTS, args=(), env=env) == "done\n"
+
+
 def test_jax_without_the_host(python):
     """Where jax was told to do without the host, it takes no host memory; that is known beforehand, with the fix."""
     out = python(

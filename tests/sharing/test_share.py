@@ -145,13 +145,40 @@ class TestTree:
             found = dlx.attach(handle, writable=True)
         assert dlx.shares_memory(found[0], found[2]) and found[1].nbytes == 0 and values(found[2]) == base[30:]
 
-    def test_overlapping_arrays_keep_their_alignment(self, np):
-        base = np.zeros(64 + 255, np.uint8)
-        base = base[-base.ctypes.data % 256 :]
-        number = base[8:16].view(np.float64)
-        with dlx.share([base[1:60], number]) as handle:
-            whole, found = dlx.attach(handle, "numpy", writable=True)
-        assert found.flags.aligned and np.shares_memory(whole, found) and found.ctypes.data % 256 == 8
+    @pytest.mark.parametrize("at", (0, 8, 64, 192))
+    def test_an_array_beside_a_view_of_it_is_aligned(self, np, at):
+        base = np.zeros(1024, np.uint8)
+        base = base[-base.ctypes.data % 256 + at :][:512].view(np.float64)
+        with dlx.share([base[5:9], base, base[::-1], base.view(np.uint8)[3:]]) as handle:
+            found = dlx.attach(handle, "numpy")
+        assert found[1].ctypes.data % 256 == 0 and all(each.flags.aligned for each in found)
+        assert [each.ctypes.data - found[1].ctypes.data for each in found] == [40, 0, 504, 3]
+
+    @pytest.mark.parametrize(
+        ("first", "at", "dtype", "aligned"),
+        (
+            (1, 8, "float64", 8),
+            (2, 4, "float64", 4),  # not aligned to its item: no less than it was
+            (6, 8, "complex128", 8),
+            (1, 12, "float32x3", 4),
+            (1, 256, "float64x1024", 256),
+            (1, 7, "uint8", 0),
+            (3, 16, "int4", 0),
+        ),
+    )
+    def test_overlapping_arrays_keep_their_alignment(self, first, at, dtype, aligned):
+        raw = bytearray(9216)
+        address = native.buffer_address(memoryview(raw))
+        address += -address % 256
+        whole = dlx.from_pointer(address + first, 8704, "uint8", owner=raw)
+        part = dlx.from_pointer(address + at, 1, dtype, owner=raw)
+        with dlx.share([whole, part]) as handle:
+            one, other = dlx.attach(handle)
+        assert other.data_ptr - one.data_ptr == at - first
+        if aligned:
+            assert other.data_ptr % aligned == 0
+        else:  # bytes need nothing
+            assert one.data_ptr % 256 == 0
 
     def test_packed_elements_with_gaps_are_refused_with_their_path(self):
         raw = bytearray(64)
@@ -312,7 +339,17 @@ class TestMemory:
             with pytest.raises(TypeError, match="like="):
                 dlx.share(**options)
         with pytest.raises(errors.DeviceError, match=r"obj\['a'\].*shared=True"):
-            dlx.share(like={"a": native.tensor_new(256, (3,), None, (1, 8, 1), (3, 0), 0, None)})
+            dlx.share(like={"a": native.tensor_new(256, (3,), None, (1, 8, 1), (2, 0), 0, None)})
+
+    @pytest.mark.parametrize("how", ("obj", "like"))
+    def test_pinned_memory_is_moved_by_the_call_that_the_error_names(self, np, how):
+        base = np.arange(3.0)
+        pinned = native.tensor_new(base.ctypes.data, (3,), None, (2, 64, 1), (3, 0), 0, base)
+        with pytest.raises(errors.DeviceError, match=r"obj\['a'\].* is on cuda_host:0.*device='cpu'"):
+            dlx.share(**{how: {"a": pinned}})
+        with dlx.share(**{how: dlx.convert({"a": pinned}, to="dlx", device="cpu")}) as handle:
+            found = dlx.attach(handle, "numpy")["a"]
+        assert found.tolist() == ([0, 1, 2] if how == "obj" else [0, 0, 0])
 
     def test_memory_of_empty(self):
         tensor = dlx.empty((3,), "bfloat16", shared=True)
