@@ -332,7 +332,7 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
 	@echo "note: compiling dlx, in half a minute"
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
 	@$(BIN)/python -W ignore setup.py --name >/dev/null
-	flock build/lock $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings editable_mode=compat --editable .
+	$(if $(shell command -v flock),flock build/lock) $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings editable_mode=compat --editable .
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 
