@@ -226,18 +226,13 @@ PyDoc_STRVAR(
 /* Others may hold the tensor, and read it on other threads, so it is not taken apart: it goes on
  * owning what the producer made, and the capsule owns a count on it. The producer's destructor
  * might take the pointer for its own kind, so ours replaces it; it runs now, as for any used
- * capsule whose time is over. */
+ * capsule whose time is over. It may run Python, which may restore the capsule, and claim it. */
 static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
   int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
-  if (!legacy && !PyCapsule_IsValid(capsule, k_used_versioned)) return 0;
-  void* content = made;
-  if (!dlx_managed_hold_owner(
-          made, PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned)))
-    return 0;
-  if (legacy && dlx_legacy_export(made, (DLManagedTensor**)&content) != DLX_OK) {
-    dlx_managed_release(made);
-    return 0;
-  }
+  const char* used = legacy ? k_used_legacy : k_used_versioned;
+  if (!PyCapsule_IsValid(capsule, used)) return 0;
+  void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
+  if (!dlx_managed_hold_owner(made, claimed)) return 0;
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
   PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
   PyCapsule_SetDestructor(capsule, own);
@@ -245,6 +240,11 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
     py_pending pending = py_pending_save();
     foreign(capsule);
     py_pending_restore(pending);
+  }
+  if (!PyCapsule_IsValid(capsule, used) || PyCapsule_GetPointer(capsule, used) != claimed ||
+      (legacy && dlx_legacy_export(made, (DLManagedTensor**)&content) != DLX_OK)) {
+    dlx_managed_release(made);
+    return 0;
   }
   PyCapsule_SetPointer(capsule, content);
   PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);

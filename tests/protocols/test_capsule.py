@@ -325,6 +325,38 @@ def test_a_restored_capsule_runs_its_own_destructor_once(python, legacy):
     """)
 
 
+@pytest.mark.parametrize("claims", [False, True], ids=["restores", "claims"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
+def test_a_destructor_that_restores_the_capsule_itself(python, legacy, claims):
+    """A capsule gets one count on the tensor, also where another restore, and a claim, are done meanwhile."""
+    state = "used" if claims else "legacy" if legacy else "versioned"
+    python(f"""
+        import ctypes
+        import dlx
+        from dlx._core import native
+        kind = ctypes.PYFUNCTYPE(None, ctypes.py_object)
+        ctypes.pythonapi.PyCapsule_SetDestructor.argtypes = [ctypes.py_object, kind]
+        restored = []
+
+        def restore(capsule):
+            restored.append(native.capsule_restore(capsule, tensor))
+            if {claims}:
+                restored.append(native.capsule_claim(capsule))
+
+        destructor = kind(restore)
+        capsule = dlx.from_dlpack(bytearray(b"abcd")).__dlpack__(max_version={None if legacy else (1, 0)})
+        ctypes.pythonapi.PyCapsule_SetDestructor(capsule, destructor)
+        tensor = native.capsule_claim(capsule)
+        assert native.capsule_restore(capsule, tensor) is False and restored[0] is True
+        assert native.capsule_state(capsule) == {state!r}
+        if {claims}:
+            assert bytes(restored[1]) == b"abcd"
+        restored.clear()
+        del capsule, tensor
+        assert native.live() == 0, native.live()
+    """)
+
+
 def test_what_cannot_be_restored_for_lack_of_memory(counting):
     """A legacy capsule needs a struct; without memory for it, it stays used and the tensor its owner."""
     capsule, before = counting.capsule(legacy=True), counting.deleted
