@@ -284,6 +284,7 @@ static PyObject* importer(PyObject* module, PyObject* args) {
     r.made[i].version = (DLPackVersion){DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR};
     r.made[i].deleter = forget;
     if (from->dltensor_from_py_object_no_sync(PyList_GET_ITEM(arrays, i), t) != 0) return NULL;
+    if (t->strides == NULL && t->ndim) return PyErr_Format(PyExc_ValueError, "no strides");
     size_t row = (size_t)t->ndim * sizeof(int64_t);
     int64_t* numbers = malloc(2 * row + 1);
     if (numbers == NULL) return PyErr_NoMemory();

@@ -27,6 +27,13 @@ int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out) {
   return DLX_OK;
 }
 
+DLManagedTensorVersioned* dlx_legacy_unwrap(DLManagedTensor* shell) {
+  DLManagedTensorVersioned* made = shell->manager_ctx;
+  if (!dlx_managed_is_sole(made) || made->flags) return NULL;
+  free(shell);
+  return made;
+}
+
 void dlx_legacy_release(DLManagedTensor* managed) {
   if (managed->deleter) managed->deleter(managed);
 }

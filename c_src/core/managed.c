@@ -250,15 +250,18 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
 
 int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner) {
   made_tensor* self = (made_tensor*)made;
-  if (self->owner != owner) return 0;
+  if (owner != made && self->owner != owner) return 0;
   atomic_fetch_add(&self->holders, 1);
   return 1;
 }
 
+int dlx_managed_is_sole(const DLManagedTensorVersioned* made) {
+  return atomic_load_explicit(&((const made_tensor*)made)->holders, memory_order_acquire) == 1;
+}
+
 void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
   made_tensor* self = (made_tensor*)made;
-  int is_sole = atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
-  return is_sole && self->release == release ? self->owner : NULL;
+  return dlx_managed_is_sole(made) && self->release == release ? self->owner : NULL;
 }
 
 DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {

@@ -144,9 +144,13 @@ void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release re
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
-/* Take another count on a tensor (one of ours) that keeps `owner` alive itself. Owns: on 1 the
- * caller has a count more. GIL: not needed. Errors: 0 = it has another owner; nothing changed. */
+/* Take another count on a tensor (one of ours) that is `owner`, or keeps it alive itself. Owns: on 1
+ * the caller has a count more. GIL: not needed. Errors: 0 = it has another owner; nothing changed.
+ */
 int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner);
+
+/* Whether the caller's count is the only one on a tensor of ours. GIL: not needed. */
+int dlx_managed_is_sole(const DLManagedTensorVersioned* made);
 
 /* The owner of `made` (one of ours), if nobody shares it and `release` is what releases it; else
  * NULL. Owns: nothing. GIL: not needed. */
@@ -184,6 +188,10 @@ int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out);
  * Owns: on success the result owns `made`; on failure the caller still does. GIL: not needed.
  * Errors: DLX_E_MEMORY. */
 int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
+
+/* Undo that, if nobody shares the tensor and the legacy struct says all of it. Owns: takes `shell`,
+ * and gives its tensor to the caller. GIL: not needed. Errors: NULL = nothing changed. */
+DLManagedTensorVersioned* dlx_legacy_unwrap(DLManagedTensor* shell);
 
 /* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
 void dlx_legacy_release(DLManagedTensor* managed);

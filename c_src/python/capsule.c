@@ -101,6 +101,19 @@ PyDoc_STRVAR(capsule_claim_doc,
              "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
              "name, and its own destructor frees it.");
 
+/* Take what a capsule of ours holds as it is, where nobody shares it: wrapped, a capsule that is
+ * claimed and restored again and again would hold a longer chain each time. Owns: the caller gets
+ * the capsule's count. Errors: NULL = it must be wrapped; nothing has changed. */
+static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
+  if (PyCapsule_GetDestructor(capsule) != (legacy ? destroy_legacy : destroy_versioned))
+    return NULL;
+  void* content = PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned);
+  if (legacy) content = dlx_legacy_unwrap(content);
+  if (content == NULL || !dlx_managed_is_sole(content)) return NULL;
+  PyCapsule_SetPointer(capsule, content);
+  return content;
+}
+
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
  * between taking the pointer and the new name there is C only. */
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
@@ -121,7 +134,8 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
   int legacy;
   PY_LOCKED(capsule) /* of several threads one claims it */
   if (is_fresh(capsule, &legacy)) {
-    int status = adopt(capsule, legacy, &claimed);
+    claimed = unwrap(capsule, legacy);
+    int status = claimed ? DLX_OK : adopt(capsule, legacy, &claimed);
     if (status == DLX_OK)
       PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
     else
@@ -226,19 +240,15 @@ PyDoc_STRVAR(
 /* Others may hold the tensor, and read it on other threads, so it is not taken apart: it goes on
  * owning what the producer made, and the capsule owns a count on it. The producer's destructor
  * might take the pointer for its own kind, so ours replaces it; it runs now, as for any used
- * capsule whose time is over. Until the capsule has its name nobody else takes it. Owns: on 1 the
- * capsule has a count of its own. GIL: needed. Errors: 0 = the capsule is as it was. */
+ * capsule whose time is over. It may run Python, which may restore the capsule, and claim it.
+ * Owns: on 1 the capsule has a count of its own. GIL: needed; may run Python. Errors: 0 = the
+ * capsule is used as before. */
 static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
-  int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
-  if (!legacy && !PyCapsule_IsValid(capsule, k_used_versioned)) return 0;
-  void* content = made;
-  if (!dlx_managed_hold_owner(
-          made, PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned)))
-    return 0;
-  if (legacy && dlx_legacy_export(made, (DLManagedTensor**)&content) != DLX_OK) {
-    dlx_managed_release(made);
-    return 0;
-  }
+  int legacy = PyCapsule_IsValid(capsule, k_used_legacy), is_back = 0;
+  const char* used = legacy ? k_used_legacy : k_used_versioned;
+  if (!PyCapsule_IsValid(capsule, used)) return 0;
+  void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
+  if (!dlx_managed_hold_owner(made, claimed)) return 0;
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
   PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
   PyCapsule_SetDestructor(capsule, own);
@@ -248,10 +258,15 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
     py_pending_restore(pending);
   }
   PY_LOCKED(capsule)
-  PyCapsule_SetPointer(capsule, content);
-  PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+  if (PyCapsule_IsValid(capsule, used) && PyCapsule_GetPointer(capsule, used) == claimed &&
+      (!legacy || dlx_legacy_export(made, (DLManagedTensor**)&content) == DLX_OK)) {
+    PyCapsule_SetPointer(capsule, content);
+    PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+    is_back = 1;
+  }
   PY_UNLOCKED()
-  return 1;
+  if (!is_back) dlx_managed_release(made);
+  return is_back;
 }
 
 static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {

@@ -183,7 +183,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
   if (wait_ready(tensor, device_id, stream) < 0) return -1;
   int status = DLX_OK;
-  PY_LOCKED(tensor) /* another thread may have done all of it, or handed the tensor back */
+  PY_LOCKED(tensor) /* another thread may have done all of it */
   is_moved = tensor->is_on_own_stream;
   before = tensor->managed;
   if (!is_moved && before)

@@ -45,8 +45,8 @@ extern PyMethodDef py_error_functions[];
 
 /* ---- python/tensor.c ------------------------------------------------------------------------- */
 
-/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the collector has
- * cleared the object. */
+/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once it was
+ * consumed on the fast path, or the collector has cleared the object. */
 typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
   PyObject* weakrefs;

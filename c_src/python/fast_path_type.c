@@ -175,7 +175,12 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
   if (to == NULL) return NULL;
   py_route* r = py_route_find(Py_TYPE(args[0]), to);
   if (options & DLX_VIEWS) {
-    if (r == NULL || !r->is_fast_path) return call_view(callable, args[0], to, options);
+    if (r == NULL || !r->is_fast_path) {
+      result = call_view(callable, args[0], to, options);
+      if (result || PyErr_Occurred() || r || py_tree_takes(Py_TYPE(args[0]))) return result;
+      r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
+      if (r == NULL || !r->is_fast_path) return NULL;
+    }
     options &= ~DLX_VIEWS;
   }
   /* As single arrays (_borrow, dlx.from_dlpack) lists have a route: none. */

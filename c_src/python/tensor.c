@@ -107,7 +107,7 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
   }
   DLManagedTensorVersioned* made = py_tensor_inside((TensorObject*)obj);
   if (made == NULL)
-    py_raise(DLX_E_CONSUMED, "this dlx.Tensor was cleared by the garbage collector");
+    py_raise(DLX_E_CONSUMED, "this dlx.Tensor was consumed, or cleared by the garbage collector");
   return made;
 }
 

@@ -290,11 +290,11 @@ def test_what_shares_the_memory_outlives_a_restore(counting, legacy, share):
 
 @generations
 def test_a_capsule_is_restored_again_and_again(counting, legacy):
-    """Each claim can be undone, and what the claims left is freed with the capsule."""
+    """Each claim can be undone; the capsule holds one tensor, however often, and frees it."""
     capsule, before, live = counting.capsule(legacy=legacy), counting.deleted, native.live()
     for _ in range(200):
         assert native.capsule_restore(capsule, native.capsule_claim(capsule)) is True
-    assert counting.deleted == before
+    assert (counting.deleted, native.live()) == (before, live + 1)
     del capsule
     assert (counting.deleted, native.live()) == (before + 1, live)
 
@@ -322,6 +322,38 @@ def test_a_restored_capsule_runs_its_own_destructor_once(python, legacy):
         del tensor
         memory.append(0)  # nobody holds it
         assert native.live() == 0
+    """)
+
+
+@pytest.mark.parametrize("claims", [False, True], ids=["restores", "claims"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
+def test_a_destructor_that_restores_the_capsule_itself(python, legacy, claims):
+    """A capsule gets one count on the tensor, also where another restore, and a claim, are done meanwhile."""
+    state = "used" if claims else "legacy" if legacy else "versioned"
+    python(f"""
+        import ctypes
+        import dlx
+        from dlx._core import native
+        kind = ctypes.PYFUNCTYPE(None, ctypes.py_object)
+        ctypes.pythonapi.PyCapsule_SetDestructor.argtypes = [ctypes.py_object, kind]
+        restored = []
+
+        def restore(capsule):
+            restored.append(native.capsule_restore(capsule, tensor))
+            if {claims}:
+                restored.append(native.capsule_claim(capsule))
+
+        destructor = kind(restore)
+        capsule = dlx.from_dlpack(bytearray(b"abcd")).__dlpack__(max_version={None if legacy else (1, 0)})
+        ctypes.pythonapi.PyCapsule_SetDestructor(capsule, destructor)
+        tensor = native.capsule_claim(capsule)
+        assert native.capsule_restore(capsule, tensor) is False and restored[0] is True
+        assert native.capsule_state(capsule) == {state!r}
+        if {claims}:
+            assert bytes(restored[1]) == b"abcd"
+        restored.clear()
+        del capsule, tensor
+        assert native.live() == 0, native.live()
     """)
 
 

@@ -82,6 +82,43 @@ def test_a_tensor_that_others_read_while_its_capsule_is_restored(python):
     """)
 
 
+def test_threads_that_convert_the_same_array(python):
+    """One dlx.Tensor and one numpy array of its memory, handed over and dropped over and over, in lists and buffers."""
+    python("""
+        import importlib.util, sys, threading
+        import dlx
+        from dlx._core import native
+        sys.setswitchinterval(1e-5)
+        errors, values = [], bytes(range(64))
+        targets = ["dlx", *filter(importlib.util.find_spec, ["numpy"])]
+        base = dlx.from_dlpack(bytearray(values))
+        shared = [base, *(dlx.convert(base, to=name) for name in targets[1:])]
+        live = native.live()
+
+        def work(number):
+            try:
+                for turn in range(400):
+                    array, to = shared[turn % len(shared)], targets[(number + turn // 2) % len(targets)]
+                    made = dlx.convert(array, to=to)
+                    both = dlx.convert([array, {"a": array}], to=to)
+                    tensor = dlx.convert(both[1]["a"], to="dlx")
+                    buffer = memoryview(tensor)
+                    again = dlx.using(to)(lambda x: x)(tensor)
+                    assert bytes(buffer) == bytes(memoryview(made)) == bytes(memoryview(again)) == values
+                    del made, both, tensor, buffer, again
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        assert native.live() == live, (native.live(), live)
+    """)
+
+
 def test_a_container_that_changes_meanwhile():
     """A list that other threads fill and empty is converted as it was at one moment."""
     array = dlx.from_dlpack(bytearray(8))

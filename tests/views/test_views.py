@@ -1401,8 +1401,9 @@ def test_a_lazy_call_without_other_options_is_answered_from_c(kind):
     np = pytest.importorskip("numpy")
     array = np.ones(2, "f4")
     source = {"a": array} if kind is dict else kind([array]) if kind else array
-    dlx.convert(array, to="dlx")  # adapters are loaded, which makes views ask anew
-    dlx.convert([array], to="dlx", lazy=True)
+    for _ in range(2):  # adapters are loaded, which makes views ask anew
+        dlx.convert([array], to="dlx", lazy=True)
+        dlx.convert(array, to="dlx", lazy=True)
     frames = []
     gc.disable()  # it may run other Python code
     sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
