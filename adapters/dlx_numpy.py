@@ -363,6 +363,7 @@ class NumpyAdapter(_Numpy):
         subclasses=_keeps_export,
         exchange=_exchange,
         export=_export_extension,
+        unblocks=True,
         returns_same=False,
         guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,

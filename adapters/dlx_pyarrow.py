@@ -130,6 +130,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
     fast_path = FastPath(
         types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
         exchange=_exchange,
+        unblocks=ArrowSource.joined,
         imports=False,
         takes=_COMPACT,
         describe=arrow_info,

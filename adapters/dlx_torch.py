@@ -360,6 +360,7 @@ class TorchAdapter(Adapter):
         types=("torch.Tensor", "torch.nn.Parameter"),
         subclasses=_keeps_memory,
         exchange=_exchange,
+        unblocks=True,
         guards=_GUARDS,
         guard_function=_guard_function,
         detach="detach",
@@ -413,7 +414,7 @@ class TorchAdapter(Adapter):
         own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
         if obj.requires_grad or obj.is_conj() or obj.is_neg():
             blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
-            return Description(info, blockers, needs_export=own)
+            return Description(info, blockers, needs_export=own, device=HOST if obj.is_cpu else None)
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
             return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor

@@ -41,6 +41,10 @@ GOALS = [
     ("float8, back", 'dlx.convert(t8, to="numpy")', "t8.view(torch.uint8).numpy().view(f8.dtype)", 1.0),
     ("tensor's subclass", 'dlx.convert(image, to="numpy")', "image.numpy()", 2.0),
     ("a graph, detached", 'dlx.convert(grad, to="numpy", detach=True)', "grad.detach().numpy()", 1.0),
+    ("conj bit", 'dlx.convert(conj, to="numpy")', "conj.resolve_conj().numpy()", 10.0),
+    ("neg bit", 'dlx.convert(conj.imag, to="numpy")', "conj.imag.resolve_neg().numpy()", 10.0),
+    ("other byte order", 'dlx.convert(swapped, to="torch")', 'torch.from_numpy(swapped.astype("f4"))', 10.0),
+    ("Arrow's chunks", 'dlx.convert(chunks, to="numpy")', "chunks.to_numpy()", 4.0),
     ("like=", "dlx.convert(two[0], like=tensor)", 'dlx.convert(two[0], to="torch")', 1.3),
     ("from_dlpack", "dlx.from_dlpack(tensor)", 'dlx.convert(tensor, to="dlx")', 1.1),
     ("bytearray", 'dlx.convert(buffer, to="torch")', "torch.frombuffer(buffer, dtype=torch.uint8)", 1.5),
@@ -166,6 +170,7 @@ def _scene(names):
         "scalar": np.float32(1),
         "batch": dict(zip("abcd", arrays, strict=False)),
     }
+    scene |= {"conj": torch.ones(6, dtype=torch.complex64).conj(), "swapped": np.ones(6, ">f4")}
     scene |= {"buffer": bytearray(24), "fixed": bytes(24), "numbers": (ctypes.c_float * 6)()}
     scene["tabled"] = type("Tabled", (bytearray,), {"__dlpack_c_exchange_api__": buffer_exchange()})(24)
     scene["aligned"] = np.asarray(names["dlx"].empty(6, "float32"))
@@ -180,6 +185,7 @@ def _scene(names):
         scene["jax_takes"] = _jax_import()
     if pyarrow := peer("pyarrow"):
         scene["arrow"] = [pyarrow.array(row) for row in rows]
+        scene["chunks"] = pyarrow.chunked_array(scene["arrow"][:2])
     if image := peer("PIL.Image"):
         scene["images"] = [image.fromarray(np.ones((16, 16), "u1")) for _ in rows]
     if "in_jax" in scene and "arrow" in scene:

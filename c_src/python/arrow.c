@@ -400,25 +400,35 @@ static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_
   return tensor;
 }
 
-/* Export what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none, where that is
- * numbers of the host that can be shared as they are: a stream shows the chunks that
- * __arrow_c_array__ of some libraries joins silently. Owns: the caller owns *out. GIL:
- * needed; runs Python. Errors: -1 with an exception. */
+/* Take what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none: a stream shows the
+ * chunks that __arrow_c_array__ of some libraries joins silently. Owns, GIL, Errors: as `take`. */
+static dlx_arrow* take_host(PyObject* obj) {
+  int has_stream = _PyType_Lookup(Py_TYPE(obj), stream_method) != NULL;
+  return has_stream ? take(obj, stream_method, k_stream) : take(obj, array_method, k_array);
+}
+
+/* Numbers without nulls. What has metadata may be of an extension type, whose values mean something
+ * else. */
+static int is_plain(dlx_arrow* data, const dlx_arrow_column* column) {
+  return column->is_numbers && !column->n_nulls && column->values == dlx_arrow_schema(data) &&
+         column->values->metadata == NULL;
+}
+
+static int is_in_one(const dlx_arrow_column* column) {
+  return !column->is_packed && column->n_chunks < 2;
+}
+
+/* Export what take_host takes, where that is plain numbers that can be shared as they are. Owns:
+ * the caller owns *out. GIL: needed; runs Python. Errors: -1 with an exception. */
 DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
-  int has_stream = _PyType_Lookup(Py_TYPE((PyObject*)obj), stream_method) != NULL;
-  dlx_arrow* data =
-      has_stream ? take(obj, stream_method, k_stream) : take(obj, array_method, k_array);
+  dlx_arrow* data = take_host(obj);
   if (data == NULL) return -1;
   dlx_arrow_column column;
   dlx_arrow_fault fault;
   int status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
-  if (status == DLX_OK) {
-    /* What has metadata may be of an extension type, whose values mean something else. */
-    int is_plain = column.is_numbers && !column.n_nulls && !column.is_packed &&
-                   column.n_chunks < 2 && column.values == dlx_arrow_schema(data) &&
-                   column.values->metadata == NULL;
-    status = is_plain ? dlx_arrow_share(data, &column, out) : DLX_E_COPY;
-  }
+  if (status == DLX_OK)
+    status = is_plain(data, &column) && is_in_one(&column) ? dlx_arrow_share(data, &column, out)
+                                                           : DLX_E_COPY;
   drop(data);
   if (status == DLX_OK) return 0;
   contradiction(status, &fault);
@@ -455,6 +465,30 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "|p:arrow_exchange", &by_dlpack)) return NULL;
   const DLPackExchangeAPI* table = by_dlpack ? &py_arrow_dlpack_table : &py_arrow_table;
   return PyCapsule_New((void*)table, "dlpack_exchange_api", NULL);
+}
+
+PyDoc_STRVAR(arrow_joined_doc,
+             "arrow_joined(obj, /)\n--\n\n"
+             "Copy plain numbers of the host that cannot be shared as they are into a new "
+             "dlx.Tensor: chunks joined,\nbools a byte each. None for all else.");
+
+static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
+  dlx_arrow* data = take_host(obj);
+  if (data == NULL) return NULL;
+  dlx_arrow_column column;
+  dlx_arrow_fault fault;
+  DLManagedTensorVersioned* made = NULL;
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
+    if (status == DLX_OK && is_plain(data, &column) && !is_in_one(&column) &&
+        column.device.device_type == kDLCPU)
+      status = dlx_arrow_gather(data, DLX_ARROW_WHOLE, &column, &made);
+  Py_END_ALLOW_THREADS
+  drop(data);
+  if (status != DLX_OK) return contradiction(status, &fault);
+  if (made == NULL) Py_RETURN_NONE;
+  return py_tensor_wrap(made);
 }
 
 /* ---- given ----------------------------------------------------------------------------------- */
@@ -553,5 +587,6 @@ PyMethodDef py_arrow_functions[] = {
     {"arrow_share", (PyCFunction)(void (*)(void))arrow_share, METH_FASTCALL, arrow_share_doc},
     {"arrow_gather", (PyCFunction)(void (*)(void))arrow_gather, METH_FASTCALL, arrow_gather_doc},
     {"arrow_exchange", arrow_exchange, METH_VARARGS, arrow_exchange_doc},
+    {"arrow_joined", arrow_joined, METH_O, arrow_joined_doc},
     {NULL, NULL, 0, NULL},
 };

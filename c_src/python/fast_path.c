@@ -179,6 +179,23 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   return dlx_managed_export(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
+/* What a function of an adapter exports: a dlx.Tensor, or None. Owns, GIL, Errors: as `exported`.
+ */
+static DLManagedTensorVersioned* exported_by(PyObject* function, PyObject* obj) {
+  DLManagedTensorVersioned* made = NULL;
+  PyObject* tensor = PyObject_CallOneArg(function, obj);
+  if (tensor == NULL) {
+    py_error_forget();
+    return NULL;
+  }
+  if (Py_IS_TYPE(tensor, &py_tensor_type)) {
+    DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
+    if (m && dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
+  }
+  Py_DECREF(tensor);
+  return made;
+}
+
 /* An array that a DLTensor cannot describe (a read-only one), as its table's managed slot or its
  * adapter's function exports it. Only of arrays that have nothing to be asked afterwards. Owns: the
  * caller owns the result. GIL: needed; may run Python. Errors: NULL = ask Python. */
@@ -193,17 +210,7 @@ static DLManagedTensorVersioned* exported(py_route* r, PyObject* obj) {
     if (py_exchange_managed(r->exports, obj, &made) == 0) return made;
     if (py_error_forget() < 0) return NULL;
   }
-  PyObject* tensor = r->export ? PyObject_CallOneArg(r->export, obj) : NULL;
-  if (tensor == NULL) {
-    py_error_forget();
-    return NULL;
-  }
-  if (Py_IS_TYPE(tensor, &py_tensor_type)) {
-    DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
-    if (m && dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
-  }
-  Py_DECREF(tensor);
-  return made;
+  return r->export ? exported_by(r->export, obj) : NULL;
 }
 
 int py_fast_path_takes(py_route* r, DLManagedTensorVersioned* made, unsigned options,
@@ -220,17 +227,35 @@ int py_fast_path_takes(py_route* r, DLManagedTensorVersioned* made, unsigned opt
   return 1;
 }
 
+/* A managed tensor that was just made, where the consumer takes it. Owns: takes `made`; the caller
+ * owns the result. GIL: needed. Errors: NULL = ask Python. */
+static DLManagedTensorVersioned* taken(py_route* r, DLManagedTensorVersioned* made,
+                                       unsigned options, uint32_t* resolvable) {
+  if (py_fast_path_takes(r, made, options, resolvable)) return made;
+  dlx_managed_release(made);
+  return NULL;
+}
+
 /* Of an array that cannot be borrowed. Owns, GIL, Errors: as py_fast_path_borrow. */
 static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_route* r,
                                                                            PyObject* obj,
                                                                            unsigned options,
                                                                            uint32_t* resolvable) {
   DLManagedTensorVersioned* made = exported(r, obj);
-  if (made == NULL) return NULL;
+  if (made == NULL) {
+    *resolvable = DLX_BLOCKED;
+    return NULL;
+  }
   if (r->is_immutable) made->flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
-  if (py_fast_path_takes(r, made, options, resolvable)) return made;
-  dlx_managed_release(made);
-  return NULL;
+  return taken(r, made, options, resolvable);
+}
+
+DLManagedTensorVersioned* py_fast_path_unblocked(py_route* r, PyObject* obj, unsigned options,
+                                                 uint32_t* resolvable) {
+  *resolvable = 0;
+  if (r->unblocked == NULL || options & (DLX_COPIES | DLX_SHARES) || PyErr_Occurred()) return NULL;
+  DLManagedTensorVersioned* made = exported_by(r->unblocked, obj);
+  return made ? taken(r, made, options, resolvable) : NULL;
 }
 
 /* Of an array whose early guards are clear. Owns, GIL, Errors: as py_fast_path_borrow. */
@@ -281,14 +306,18 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
  * Errors: as py_fast_path_borrow. */
 RARE DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsigned options,
                                                uint32_t* resolvable) {
+  *resolvable = DLX_BLOCKED;
   if (PyErr_Occurred() || !(options & DLX_DETACHES) || r->detach.name == NULL) return NULL;
   PyObject* plain = py_ask(&r->detach, obj);
   if (plain == NULL) {
     py_error_forget();
     return NULL;
   }
-  DLManagedTensorVersioned* made =
-      early_clear(r, plain) ? borrow_clear(r, plain, options, resolvable) : NULL;
+  DLManagedTensorVersioned* made = NULL;
+  if (early_clear(r, plain)) {
+    *resolvable = 0;
+    made = borrow_clear(r, plain, options, resolvable);
+  }
   Py_DECREF(plain);
   return made;
 }
@@ -519,6 +548,15 @@ RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVer
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
 }
 
+/* Of an array that cannot be exported as it is. Owns, Errors: as py_fast_path_run. */
+RARE PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                             unsigned options) {
+  uint32_t resolvable;
+  DLManagedTensorVersioned* made = py_fast_path_unblocked(r, obj, options, &resolvable);
+  if (made && resolvable) made = py_fast_path_resolve(r, made, options, resolvable);
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   uint32_t resolvable;
@@ -529,6 +567,8 @@ DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* ob
     result = resolvable || options & DLX_COPIES
                  ? run_specially(callable, r, made, obj, to, options, resolvable)
                  : hand_over(callable, r, made, obj, to, NULL);
+  else if (resolvable == DLX_BLOCKED)
+    result = run_unblocked(callable, r, obj, to, options);
   py_route_leave(r);
   return result;
 }

@@ -246,18 +246,37 @@ static outcome borrowed(walk* w, leaf* l, DLManagedTensorVersioned* made) {
   return DONE;
 }
 
-/* Producers are called last: not where something else is refused, or may be refused later. */
+/* Of the arrays that cannot be exported as they are, when all others are borrowed. Errors: LEAVE or
+ * FAILED, see leave. */
+static outcome borrow_blocked(walk* w) {
+  outcome result = DONE;
+  for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->resolvable != DLX_BLOCKED) continue;
+    result = borrowed(w, l, py_fast_path_unblocked(l->route, l->obj, w->options, &l->resolvable));
+  }
+  return result;
+}
+
+/* Copies are made, and then producers called, where nothing else is refused, or may be later. */
 static outcome borrow_all(walk* w) {
   outcome result = DONE;
+  int has_blocked = 0;
   for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
     leaf* l = &w->leaves[i];
     if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].obj);
     if (l->route->is_same) {
       if ((l->result = py_fast_path_same(l->route, l->obj, w->options)) == NULL) return leave();
     } else if (l->route->producer.names == NULL) {
-      result = borrowed(w, l, py_fast_path_borrow(l->route, l->obj, w->options, &l->resolvable));
+      DLManagedTensorVersioned* made =
+          py_fast_path_borrow(l->route, l->obj, w->options, &l->resolvable);
+      int is_blocked =
+          made == NULL && l->resolvable == DLX_BLOCKED && l->route->unblocked && !PyErr_Occurred();
+      has_blocked |= is_blocked;
+      if (!is_blocked) result = borrowed(w, l, made);
     }
   }
+  if (result == DONE && has_blocked) result = borrow_blocked(w);
   if (result != DONE || !w->has_producers) return result;
   if (has_rules(w)) return LEAVE;
   w->capsules = PyMem_Calloc((size_t)w->n_leaves, sizeof(PyObject*));

@@ -95,6 +95,8 @@ typedef struct py_route {
   int is_managed;                   /* the managed slot is used, though there is a borrow slot */
   int is_borrowed;                  /* the borrow slot may be used for the length of a call */
   PyObject* export;                 /* export(array): a dlx.Tensor, or None; strong, or NULL */
+  PyObject* unblocked; /* unblocked(array): one of a copy of what cannot be exported itself, or
+                          None; strong, or NULL */
   py_producer producer;
   py_fields fields;                    /* of arrays on a CUDA device only */
   py_stream_source produces, consumes; /* where the current streams are told */
@@ -225,6 +227,8 @@ enum {
 /* Among the incompatibilities that a copy resolves: the array is in device memory, which is handed
  * over by python/fast_path_cuda.c. */
 #define DLX_ON_DEVICE ((uint32_t)1 << 31)
+/* With nothing borrowed: the array cannot be exported as it is; py_fast_path_unblocked may. */
+#define DLX_BLOCKED ((uint32_t)1 << 30)
 
 /* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
  * py_route_find. GIL: needed; may run Python. Errors: NULL = ask Python, unless an exception is
@@ -233,10 +237,16 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 
 /* A managed tensor over an array: examined, exported and checked. With DLX_COPIES it need not be
  * protected from a later resize. `resolvable`: the incompatibilities that a copy resolves; the
- * caller makes that copy; or DLX_ON_DEVICE. Owns: the caller owns the result, which owns the array
- * or its storage. GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+ * caller makes that copy; or DLX_ON_DEVICE, or DLX_BLOCKED. Owns: the caller owns the result, which
+ * owns the array or its storage. GIL: needed; may run Python. Errors: NULL, as py_fast_path_route.
+ */
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
+
+/* The same after DLX_BLOCKED, of a copy that its adapter makes, where that resolves what blocks the
+ * export. In a tree it is called last. Owns, GIL, Errors: as py_fast_path_borrow. */
+DLManagedTensorVersioned* py_fast_path_unblocked(py_route* route, PyObject* obj, unsigned options,
+                                                 uint32_t* resolvable);
 
 /* Whether the target takes what it took when the route was found; else the next call finds it anew.
  * GIL: needed; may run Python. Errors: 0 = ask Python, unless an exception is set. */

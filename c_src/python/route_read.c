@@ -145,6 +145,7 @@ enum {
   IS_MANAGED,
   IS_BORROWED,
   EXPORT,
+  UNBLOCKED,
   PRODUCER,
   FIELDS_OF,
   PRODUCES_ON,
@@ -171,12 +172,12 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",         "is_host_only", "children",      "is_same",     "is_examined", "is_root_only",
-    "is_immutable", "exports",      "is_managed",    "is_borrowed", "export",      "producer",
-    "fields",       "produces_on",  "consumes_on",   "target",      "imports",     "load",
-    "copy",         "ready",        "guards",        "quick",       "switches",    "states",
-    "detach",       "owner",        "start",         "nbytes",      "dtype",       "confirmed",
-    "storage",      "is_narrow",    "always_copies", "accepts"};
+    "like",         "is_host_only", "children",    "is_same",       "is_examined", "is_root_only",
+    "is_immutable", "exports",      "is_managed",  "is_borrowed",   "export",      "unblocked",
+    "producer",     "fields",       "produces_on", "consumes_on",   "target",      "imports",
+    "load",         "copy",         "ready",       "guards",        "quick",       "switches",
+    "states",       "detach",       "owner",       "start",         "nbytes",      "dtype",
+    "confirmed",    "storage",      "is_narrow",   "always_copies", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -214,6 +215,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   r->is_borrowed = field[IS_BORROWED] == Py_True;
   r->is_immutable = field[IS_IMMUTABLE] == Py_True;
   if (field[EXPORT] != Py_None) r->export = Py_NewRef(field[EXPORT]);
+  if (field[UNBLOCKED] != Py_None) r->unblocked = Py_NewRef(field[UNBLOCKED]);
   if (field[COPY] != Py_None) r->copy = Py_NewRef(field[COPY]);
   if (field[READY] != Py_None) r->ready = Py_NewRef(field[READY]);
   if (field[QUICK] != Py_None) {
@@ -310,6 +312,7 @@ void py_route_forget(py_route* r) {
   Py_CLEAR(r->copy);
   Py_CLEAR(r->ready);
   Py_CLEAR(r->export);
+  Py_CLEAR(r->unblocked);
   Py_CLEAR(r->producer.names);
   Py_CLEAR(r->producer.values);
   Py_CLEAR(r->producer.no_numbers);

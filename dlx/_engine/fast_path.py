@@ -17,6 +17,7 @@ from dlx._core.extension import ffi
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
 from dlx._engine import trace
+from dlx._engine.plan import HOST
 from dlx._engine.request import described
 from dlx._protocols import dlpack
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
@@ -125,6 +126,8 @@ class Route:
     """The borrow slot, where there is one, may be used for the length of a call."""
     export: Callable[[Any], Tensor | None] | None = None
     """Exports an array, where there is no table or its managed slot fails; None: the Python path does."""
+    unblocked: Callable[[Any], Tensor | None] | None = None
+    """Exports a copy of an array that has blockers, where that resolves them; None where it does not."""
     producer: Producer | None = None
     """Of a type with ``__dlpack__`` and no adapter."""
     fields: Fields | None = None
@@ -242,6 +245,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         is_managed=is_own_table or given.managed,
         is_borrowed=not is_own_table,
         export=given.export,
+        unblocked=functools.partial(_unblocked, source) if given.unblocks is True else given.unblocks or None,
         producer=producer,
         fields=_fields(source, given, kind),
         produces_on=_told(source),
@@ -313,6 +317,18 @@ def _children(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) -> 
             pairs = zip(names, children, strict=True)
             children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
     return children if keys is None else dict(zip(keys, children, strict=True))
+
+
+def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
+    """Return the tensor of a copy without blockers, on the host; None where the Python path says or does more."""
+    _, blockers, _, _, device = source.describe(obj)
+    on_host = device == HOST if device is not None else type(source.devices) is Devices
+    if not (blockers and on_host and all(each.copies and each.option is None for each in blockers)):
+        return None
+    for blocker in blockers:
+        obj = blocker.resolve(obj)
+    tensor: Tensor | None = _borrow(obj, "dlx", True)  # as of what nobody else can resize
+    return source.export(obj) if tensor is None else tensor
 
 
 def _fields(source: Adapter, given: FastPath, kind: type) -> Fields | None:

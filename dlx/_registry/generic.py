@@ -270,7 +270,11 @@ class ArrowAdapter(ArrowSource):
 
     name = "arrow"
     package = "builtins"
-    fast_path = FastPath(types=("polars.Series", "nanoarrow.Array", "narwhals.Series"), exchange=native.arrow_exchange)
+    fast_path = FastPath(
+        types=("polars.Series", "nanoarrow.Array", "narwhals.Series"),
+        exchange=native.arrow_exchange,
+        unblocks=ArrowSource.joined,
+    )
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dlx._core import cuda
+from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
@@ -57,6 +57,9 @@ class ArrowSource(Adapter):
     unpacked. Nulls and other types are refused by name.
     """
 
+    joined = staticmethod(native.arrow_joined)
+    """For `FastPath.unblocks`: makes the copy of chunks and bools on the host."""
+
     def shown(self, obj: Any) -> str:
         """Return what the framework calls the type of an array's values; empty: what Arrow calls it."""
         return ""
@@ -66,7 +69,7 @@ class ArrowSource(Adapter):
         column = arrow.column(obj)
         blocker = self._blocker(obj, column)
         if blocker is not None:
-            return Description(functools.partial(self._info, obj, column), (blocker,))
+            return Description(functools.partial(self._info, obj, column), (blocker,), device=column.device)
         return Description(functools.partial(self._info, obj, column), (), column.shared())
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:

@@ -244,6 +244,10 @@ class FastPath:
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.
+    unblocks
+        Whether the fast path resolves blockers that a copy resolves, of an array on the host that neither the table
+        nor `export` gives out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives
+        the `Tensor` of the same copy, or None to leave it to these. False: the Python path does.
     imports
         Whether the exchange table makes arrays of the first of `Adapter.types`. False where it is that of a base, which
         makes arrays of the base: it is used for export only, and imports go through `Adapter.load`.
@@ -298,6 +302,7 @@ class FastPath:
     exchange: Callable[[], Any] | None = None
     managed: bool = False
     export: Callable[[Any], Tensor | None] | None = None
+    unblocks: Callable[[Any], Tensor | None] | bool = False
     imports: bool = True
     one_type: bool = False
     takes: Capabilities | None = None

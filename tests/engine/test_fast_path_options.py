@@ -310,7 +310,7 @@ def test_a_column_of_polars(monkeypatch, to):
     Series.__module__ = "polars"
     monkeypatch.setitem(sys.modules, "polars", planted)
     check(lambda: Series([[1.0, 2.0, 3.0]]), to)
-    check(lambda: Series([[1.0], [2.0, 3.0]]), to, taken=False)
+    check(lambda: Series([[1.0], [2.0, 3.0]]), to)
     with pytest.raises(dlx.errors.DTypeError):
         dlx.convert(Series([["text"]]), to=to)
 

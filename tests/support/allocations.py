@@ -189,6 +189,8 @@ def sorts():
         "producer": Legacy,
         "pyarrow": lambda: pyarrow.array([1.5, 2.5], pyarrow.float32()),
         "conjugated": lambda: torch.tensor([1j, 2]).conj(),
+        "other byte order": lambda: array().astype(">f4"),
+        "chunks": lambda: pyarrow.chunked_array([pyarrow.array([1.5], pyarrow.float32())] * 2),
         "subclass": lambda: array().view(Sub),
         "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
         "one number": lambda: np.float32(3),
