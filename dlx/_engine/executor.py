@@ -165,6 +165,8 @@ def execute(
         elif isinstance(step, Copy):
             if host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
+                if step.device != HOST:  # a framework's second host device, say
+                    tensor = native.tensor_view(tensor, None, step.device, None, None)
             else:
                 if step is last and cuda.is_cuda(step.device) and tensor.nbytes:
                     array = sync().filled(writer, tensor, readiness, _strides(tensor, step.keep_order), step.device)
