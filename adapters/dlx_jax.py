@@ -98,14 +98,14 @@ class _Devices(Devices):
         return named and _has_cuda_plugin()
 
     def to_native(self, device: Device) -> Any:
-        if device.type != CUDA or not self.has_cuda():
+        name = "cuda" if device.type == CUDA and self.has_cuda() else "cpu"
+        if name == "cpu":
             super().to_native(device)
-            return self.host(device.id)
-        devices = sys.modules["jax"].local_devices(backend="cuda")
+        devices = sys.modules["jax"].local_devices(backend=name)
         for each in devices:
             if each.local_hardware_id == device.id:
                 return each
-        raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of CUDA: cuda:0 and so on.")
+        raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of {name}: {name}:0 and so on.")
 
     def host(self, number: int) -> Any:
         """Return the host device of a number; the first one where there is none of it."""

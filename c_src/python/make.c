@@ -187,11 +187,12 @@ static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
   return rows;
 }
 
+/* Whether tensors stack: on one device, of whatever number where the host reads them. */
 static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
   uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   return s->ndim == t->ndim && memcmp(&s->dtype, &t->dtype, sizeof s->dtype) == 0 &&
-         memcmp(&s->device, &t->device, sizeof s->device) == 0 &&
+         s->device.device_type == t->device.device_type &&
          (a->flags & padded) == (b->flags & padded) &&
          (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
 }

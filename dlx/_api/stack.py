@@ -13,10 +13,10 @@ from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tracebacks import public
-from dlx._core.types import SUBBYTE_PADDED
+from dlx._core.types import SUBBYTE_PADDED, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
-from dlx._engine.plan import Step
+from dlx._engine.plan import HOST, Step
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_one
 from dlx._engine.request import producer_of, request_of
@@ -38,8 +38,8 @@ __all__ = ["stack"]
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 
-    Shape, dtype, device type and device id of every array are compared before anything is allocated; arrays of
-    different frameworks may be mixed.
+    Shape, dtype and device of every array are compared before anything is allocated, except for the numbers of host
+    devices; arrays of different frameworks may be mixed.
 
     Parameters
     ----------
@@ -213,7 +213,8 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
-    abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
+    device = HOST if host_readable(like.device) else like.device  # of the memory that it will be in
+    abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, device, like.flags & ~1, None)
     plain = request.device is request.stream is None and not request.target.varies and like.is_host
     if plain and not request.target.check(abstract):
         return
@@ -233,10 +234,16 @@ _ODD: dict[str, tuple[type[DlxError], str]] = {
 }
 
 
+def _compared(tensor: Tensor, word: str) -> Any:
+    """Return an attribute as arrays are compared by it: without the number of a device that the host reads."""
+    found = getattr(tensor, word)
+    return found.type if word == "device" and host_readable(found) else found
+
+
 def _odd(tensors: list[Tensor], i: int) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
-    word = next(word for word in _ODD if getattr(one, word) != getattr(other, word))
+    word = next(word for word in _ODD if _compared(one, word) != _compared(other, word))
     kind, fix = _ODD[word]
     reason = f"its {word} is {getattr(other, word)}, that of arrays[0] is {getattr(one, word)}"
     return kind(reason, root="arrays", path=(i,), fix=fix)

@@ -26,7 +26,7 @@ __all__ = [
     "codes_of",
     "contiguous",
     "host_readable",
-    "same_device",
+    "is_at",
 ]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
@@ -163,9 +163,9 @@ def _is_id(number: str) -> bool:
     return number.isdecimal() and len(number) <= 10 and int(number) < 1 << 31
 
 
-def same_device(a: Device, b: Device | None) -> bool:
-    """Return whether two devices are one; the host is, whatever its id."""
-    return b is not None and (a == b or a.type == b.type == lib.kDLCPU)
+def is_at(device: Device | None, wanted: Device) -> bool:
+    """Return whether a device is the one that is wanted; number 0 of the host is any of a framework's host devices."""
+    return device == wanted or (wanted == (lib.kDLCPU, 0) and device is not None and device.type == lib.kDLCPU)
 
 
 def host_readable(device: Device) -> bool:

@@ -10,7 +10,7 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
-from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, over_memory
@@ -164,6 +164,8 @@ def execute(
         elif isinstance(step, Copy):
             if host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
+                if step.device != HOST:  # a framework's second host device, say
+                    tensor = native.tensor_view(tensor, None, step.device, None, None)
             else:
                 if step is last and cuda.is_cuda(step.device) and tensor.nbytes:
                     array = sync().filled(writer, tensor, readiness, _strides(tensor, step.keep_order), step.device)

@@ -17,7 +17,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
-from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, same_device
+from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Synchronization, takes_stream
@@ -186,7 +186,7 @@ def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: 
         )
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
-    if wanted is not None and not same_device(wanted, info().device):
+    if wanted is not None and not is_at(info().device, wanted):
         return _moved_inside(source, blockers, info(), request, steps, own_copies)
     if request.copy:
         if not own_copies:
@@ -224,7 +224,7 @@ def _moved_inside(
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
     """Return whether dlx itself brings memory there: by a copy from or to CUDA, or because the host reads it anyway."""
-    readable = wanted == HOST and device is not None and host_readable(device)
+    readable = wanted.type == HOST.type and device is not None and host_readable(device)
     return readable or is_cuda(wanted) or is_cuda(device)
 
 
@@ -277,7 +277,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         return _Decider(tensor, before, source, request, sync).decision()
     address = tensor.data_ptr
     alignment = (address & -address) % ALIGNMENTS[-1] if address else None
-    layout = tensor.dtype, tensor.shape, tensor.strides, tensor.flags, alignment
+    layout = tensor.device, tensor.dtype, tensor.shape, tensor.strides, tensor.flags, alignment
     key = *layout, request.device, request.copy, request.readonly
     known: Decision | None = target.decisions.get(key)
     if known is None:
@@ -362,9 +362,9 @@ class _Decider:
         wanted = request.device
         if wanted is None and accepted is not None and device.type not in accepted:
             wanted = self._nearest(device, accepted)
-        if wanted is not None and not same_device(wanted, device):
+        if wanted is not None and not is_at(device, wanted):
             if wanted.type == HOST.type and (host_readable(device) or device.type == lib.kDLCUDAManaged):
-                self._relabel(HOST, f"{device} memory is read by the host as it is")
+                self._relabel(wanted, f"{device} memory is read by {wanted} as it is")
             elif (device.type, *wanted) == (lib.kDLCUDAManaged, lib.kDLCUDA, device.id):
                 self._relabel(wanted, f"{device} memory is memory of {wanted}")
             else:
@@ -436,6 +436,8 @@ class _Decider:
         self._can_copy(self.copy_device if self.copies else here)
         if not self.copies:
             self.copy_device = HOST if host_readable(here) else Device(lib.kDLCUDA, here.id)
+            if self.request.device is not None and here.type == HOST.type:
+                self.copy_device = here  # with its number
         said = (why.do, why.why, why.nbytes, why.option, why.details)
         if self.repack and not is_cuda(here):
             self.copies.insert(0, Repack(*said))

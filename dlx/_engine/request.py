@@ -82,6 +82,8 @@ def request_of(
         wanted = Device(wanted.type, _current_device(target, wanted.type))
     elif wanted == HOST and (type(device) is Device or _is_native(device, target)):
         native.add_host(device)  # the fast path knows it from now on
+    if wanted is not None and wanted.type == HOST.type and wanted.id:
+        wanted = _host_device(target, wanted)
     return Request(target, wanted, copy, readonly, bool(detach), stream)
 
 
@@ -101,6 +103,18 @@ def _current_device(target: Target, device_type: int) -> int:
         raise
     except Exception as error:
         what = f"{target.name} failed to name its current device:"
+        raise foreign_error(what, error, DeviceError, target=target.name) from error
+
+
+def _host_device(target: Target, wanted: Device) -> Device:
+    """Return which device of a target a number of the host's is: nearly all have one, whatever number it is given."""
+    devices = target.adapter.devices
+    try:
+        return devices.from_native(devices.to_native(wanted))
+    except DlxError:
+        raise
+    except Exception as error:
+        what = f"{target.name} failed to find {wanted}:"
         raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 

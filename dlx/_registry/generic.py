@@ -58,6 +58,9 @@ class Described(Adapter):
 class _NoDevice(Devices):
     """A `dlx.Tensor` is made around memory of any device without the device's driver."""
 
+    def to_native(self, device: Device) -> Any:
+        return device
+
     def activate(self, device: Device) -> AbstractContextManager[Any]:
         return nullcontext()
 

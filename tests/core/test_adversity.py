@@ -112,10 +112,36 @@ def test_an_unknown_device_is_not_guessed(torch, np):
 
 
 def test_the_host_is_one_device(np):
-    """Whatever id it is given."""
+    """Whatever id it is given, to a framework that knows one; a dlx.Tensor says the id that it was given."""
     array = np.ones(2)
     assert dlx.convert(array, to="numpy", device="cpu:1") is array
     assert dlx.plan(array, to="dlx", device="cpu:1").outcome == "shared"
+    for like in ({"device": "cpu:1"}, {"device": (1, 1)}, {"device": dlx.Device("cpu:1")}):
+        tensor = dlx.convert(array, to="dlx", copy=False, **like)
+        assert tensor.device == (1, 1) and tensor.data_ptr == array.ctypes.data
+        copy = dlx.convert(tensor, to="dlx", copy=True, **like)
+        assert copy.device == (1, 1) and copy.data_ptr != tensor.data_ptr
+        assert dlx.convert(tensor, to="dlx", **like) is tensor
+        assert dlx.convert(array, like=tensor).device == (1, 1)
+    assert dlx.convert(tensor, to="dlx", device="cpu:2").device == (1, 2)
+    assert dlx.convert(tensor, to="numpy", device="cpu", copy=False).ctypes.data == array.ctypes.data
+
+
+def test_arrays_on_devices_of_the_host_are_stacked(np):
+    """Their memory is one; which of them differs otherwise is still said."""
+    far = dlx.convert(np.arange(4.0), to="dlx", device="cpu:1")
+    assert dlx.stack([np.ones(4), far], "numpy").tolist() == [[1.0] * 4, [0.0, 1.0, 2.0, 3.0]]
+    assert dlx.stack([far, np.ones(4)], "dlx", device="cpu:1").device == (1, 1)
+    assert dlx.stack([far, far], "dlx").device == (1, 0)
+    with pytest.raises(errors.LayoutError, match=r"arrays\[1\].*its shape is \(5,\)"):
+        dlx.stack([far, np.ones(5)], "numpy")
+    with pytest.raises(errors.DeviceError, match=r"arrays\[1\].*its device is cuda_host"):
+        dlx.stack([far, dlx.from_pointer(far.data_ptr, (4,), "float64", device="cuda_host", owner=far)], "numpy")
+    packed, padded = (dlx.convert(np.zeros(4, "uint8"), to="dlx") for _ in range(2))
+    packed = dlx._core.native.tensor_new(packed.data_ptr, (2,), None, (1, 4, 1), (1, 0), 0, packed)
+    padded = dlx._core.native.tensor_new(padded.data_ptr, (2,), None, (1, 4, 1), (1, 1), 4, padded)
+    with pytest.raises(errors.LayoutError, match=r"arrays\[1\].*its flags"):
+        dlx.stack([packed, padded], "dlx")
 
 
 def test_tracing_modes_do_not_hinder(torch):

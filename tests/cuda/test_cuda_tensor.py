@@ -379,3 +379,18 @@ def test_pinned_memory_is_host_memory(cuda):
     with pytest.raises(StreamError, match="host memory has no stream"):
         tensor.__dlpack__(stream=1)
     assert taken(tensor, None).device == (3, 0)
+
+
+def test_pinned_memory_is_stacked(cuda):
+    """On the host, whichever device each was allocated for, or on a device; new pinned memory is refused by name."""
+    rows = []
+    for number in range(2):
+        memory = cuda.alloc(N, 0, PINNED)
+        rows.append(native.tensor_new(memory, (N,), None, dlx.DType("uint8"), (3, number), 0, None))
+        memoryview(rows[-1])[:] = bytes([number + 1]) * N
+    whole = dlx.stack(rows, "dlx")
+    assert whole.device == (1, 0) and whole.shape == (2, N)
+    assert memoryview(whole).tolist() == [[1] * N, [2] * N]
+    assert dlx.stack(rows, "dlx", device="cuda:1").device == (2, 1)
+    with pytest.raises(DeviceError, match="cannot be moved to cuda_host:0"):
+        dlx.stack(rows, "dlx", device="cuda_host")

@@ -448,6 +448,13 @@ from dlx import errors
 from dlx._registry.registry import registry
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+def aligned(values):
+    room = np.zeros(values.nbytes + 64, "u1")
+    start = -room.ctypes.data % 64
+    room = room[start : start + values.nbytes].view(values.dtype)
+    room[:] = values
+    return room
+
 first, second = jax.devices()
 mesh = Mesh([first, second], ("d",))
 x = jnp.arange(8, dtype="float32")
@@ -477,6 +484,25 @@ for number, device in enumerate((first, second)):
     assert tensor.device == (1, number)
     assert dlx.convert(tensor, to="jax", copy=False).devices() == {device}
     assert dlx.convert(there, to="jax", device="cpu") is there
+
+    for said in ({"device": f"cpu:{number}"}, {"device": (1, number)}, {"device": device}, {"like": there}):
+        to = {} if "like" in said else {"to": "jax"}
+        for source in (aligned(np.arange(8.0, dtype="f4")), aligned(np.arange(10.0, dtype="f4"))[1:]):
+            made = dlx.convert(source, **to, **said)
+            assert made.devices() == {device} and made.tolist() == source.tolist(), (said, made.devices())
+            assert dlx.convert([source], **to, **said)[0].devices() == {device}
+            shares = made.unsafe_buffer_pointer() == source.ctypes.data
+            assert shares == (dlx.plan(source, **to, **said).outcome == "shared") == (len(source) == 8)
+    assert dlx.convert(jax.device_put(x, first), to="jax", device=device).devices() == {device}
+    rows = dlx.stack([jax.device_put(x, first), there], "jax", device=device)
+    assert rows.devices() == {device} and rows.tolist() == [x.tolist()] * 2
+    for call in (dlx.convert, dlx.plan, lambda x, to, device: dlx.stack([x], to, device=device)):
+        try:
+            call(np.zeros(4, "f4"), to="jax", device="cpu:5")
+        except errors.DeviceError as error:
+            assert error.reason == "jax sees no device cpu:5" and "cpu:0" in error.fix, error
+        else:
+            assert call is dlx.plan
 
 block = dlx.convert(bytes(64), to="dlx", copy=True)
 far = dlx._core.native.tensor_new(block.data_ptr, (64,), None, (1, 8, 1), (1, 7), 0, block)  # a number that jax lacks
