@@ -17,6 +17,7 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Description,
+    Device,
     DTypes,
     FastPath,
     ReportedDevices,
@@ -36,6 +37,11 @@ def _export(value: Any) -> Tensor:
     return keeping(consumed(value.__dlpack__()), value)  # its capsule does not keep numpy's memory alive
 
 
+class _Devices(ReportedDevices):
+    def of(self, obj: Any) -> Device | None:
+        return super().of(obj) if obj.is_tensor() else Device("cpu")  # others raise where they are asked
+
+
 class OnnxRuntimeAdapter(Adapter):
     """onnxruntime.OrtValue."""
 
@@ -44,7 +50,7 @@ class OnnxRuntimeAdapter(Adapter):
     types = ("onnxruntime.OrtValue",)
     display_name = "value"
     dtypes = DTypes(package, {name: f"tensor({word})" for name, word in _WORDS.items()}, words=True)
-    devices = ReportedDevices()
+    devices = _Devices()
     fast_path = FastPath(types=types, export=_export)
 
     def describe(self, obj: Any) -> Description:

@@ -81,9 +81,10 @@ class PaddleAdapter(Adapter):
         return paddle.from_dlpack(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        if self.dtypes.from_native(obj.dtype) in _WIDE:  # which clone() does not know
+        # cpu() would say that the result needs gradients, without a way back; clone() does not know the wide ones.
+        if device is not None or self.dtypes.from_native(obj.dtype) in _WIDE:
             return self.load(dlx.convert(obj, to="dlx", device=device, copy=True))
-        return obj.clone() if device is None else obj.cpu()
+        return obj.clone()
 
 
 @dlx.hookimpl

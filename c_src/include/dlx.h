@@ -144,8 +144,9 @@ void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release re
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
-/* Take another count on a tensor (one of ours) that is `owner`, or keeps it alive itself. Owns: on 1
- * the caller has a count more. GIL: not needed. Errors: 0 = it has another owner; nothing changed.
+/* Take another count on a tensor (one of ours) that is `owner`, or keeps it alive itself. Owns: on
+ * 1 the caller has a count more. GIL: not needed. Errors: 0 = it has another owner; nothing
+ * changed.
  */
 int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner);
 

@@ -75,7 +75,6 @@ def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **op
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
     fast = native.FastPathFunction(function, learn, failed, **options)
-    fast.__dict__["__call__"] = function  # where unittest.mock looks for the signature of what is no Python function
     return functools.update_wrapper(fast, function, assigned=tuple(copied))
 
 

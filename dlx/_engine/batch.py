@@ -463,6 +463,7 @@ class Batch:
             tensor = None
             if not consumed and isinstance(error, Exception):
                 transfer.owned = None  # `consume` itself failed: there is nothing to undo
+            transfer.text()  # for the error, while the tensor is here
             notes = transfer.restore()
             if isinstance(error, MemoryError) or not isinstance(error, Exception):
                 raise

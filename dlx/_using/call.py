@@ -214,7 +214,7 @@ class Invocation:
                 devices.add(HOST if on_host else device_of(adapter, array))
         devices.discard(None)
         held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
-        # A framework that takes host memory only has the results there, wherever its own arrays are.
+        # Results go to the device of its own arrays, unless the framework can be given nothing there.
         return target, device if device is None or held is None or device.type in held else None
 
     # ---- out --------------------------------------------------------------------------------------------------------

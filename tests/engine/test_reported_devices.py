@@ -7,7 +7,7 @@ import pytest
 
 import dlx
 from dlx import errors
-from dlx.adapter import Adapter, Capabilities, ReportedDevices
+from dlx.adapter import Adapter, Capabilities, FastPath, ReportedDevices
 
 slow = dlx.convert.__wrapped__
 
@@ -20,6 +20,7 @@ class HostAdapter(Adapter):
         self.name = self.package = framework.__name__
         self.types = (f"{self.name}.Array",)
         self.devices = ReportedDevices()
+        self.fast_path = FastPath(types=self.types, export=lambda array: array.tensor)
 
     def capabilities(self):
         return Capabilities(dtypes=frozenset({"uint8"}), min_alignment=1)

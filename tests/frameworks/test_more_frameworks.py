@@ -621,3 +621,15 @@ def test_tapes_of_tensorflow_are_not_cut():
         assert dlx.using("numpy", detach=True)(lambda x: x * 2)(x).numpy().tolist() == [2, 4]
         with tape.stop_recording():
             assert double(x).numpy().tolist() == [2, 4]
+
+
+def test_onnxruntime_values_that_are_no_tensors_are_described():
+    """They cannot say where they are."""
+    ort = imported("onnxruntime")
+    values, indices = np.array([1.0], "f4"), np.array([1])
+    sparse = ort.SparseTensor.sparse_coo_from_numpy(np.array([3, 3]), values, indices, ort.OrtDevice.make("cpu", 0))
+    value = ort.OrtValue.ort_value_from_sparse_tensor(sparse)
+    assert dlx.describe(value).framework == "onnxruntime"
+    assert dlx.convert(value, "onnxruntime", device="cpu") is value
+    with pytest.raises(errors.DTypeError, match="no tensor of numbers"):
+        dlx.convert(value, "numpy")

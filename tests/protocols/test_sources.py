@@ -475,6 +475,25 @@ def test_a_failing_consumer_gives_the_capsule_back(counting, failing, how, targe
     assert (counting.deleted, native.live()) == (before + 1, live)
 
 
+@pytest.mark.parametrize("wrapped", [lambda x: x, lambda x: [x]], ids=["alone", "in a list"])
+def test_a_failing_consumer_leaves_dtype_and_shape_in_the_error(failing, wrapped):
+    """Also of a producer that only its export describes."""
+    np = pytest.importorskip("numpy")
+    array = np.zeros((2, 3), "float32")
+
+    class Producer:
+        def __dlpack__(self, **options):
+            return array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return array.__dlpack_device__()
+
+    failing("numpy", raise_at_once)
+    with pytest.raises(errors.ConversionError, match="numpy refused it: RuntimeError: no") as caught:
+        dlx.convert.__wrapped__(wrapped(Producer()), to="numpy")
+    assert caught.value.source.endswith("(float32[2, 3])")
+
+
 VIEWED = {
     "relabelled": ({"device": (3, 0)}, {"device": "cpu"}, "dlx"),
     "relabelled for numpy": ({"device": (3, 0)}, {}, "numpy"),
