@@ -193,6 +193,7 @@ static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVer
   uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   return s->ndim == t->ndim && memcmp(&s->dtype, &t->dtype, sizeof s->dtype) == 0 &&
          s->device.device_type == t->device.device_type &&
+         (s->device.device_id == t->device.device_id || dlx_host_readable(s->device.device_type)) &&
          (a->flags & padded) == (b->flags & padded) &&
          (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
 }

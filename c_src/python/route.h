@@ -95,8 +95,8 @@ typedef struct py_route {
   int is_managed;                   /* the managed slot is used, though there is a borrow slot */
   int is_borrowed;                  /* the borrow slot may be used for the length of a call */
   PyObject* export;                 /* export(array): a dlx.Tensor, or None; strong, or NULL */
-  PyObject* unblocked; /* unblocked(array): one of a copy of what cannot be exported itself, or
-                          None; strong, or NULL */
+  PyObject* unblocked; /* unblocked(array): a dlx.Tensor over a copy of what cannot be exported as
+                          it is, or None; strong, or NULL */
   py_producer producer;
   py_fields fields;                    /* of arrays on a CUDA device only */
   py_stream_source produces, consumes; /* where the current streams are told */
