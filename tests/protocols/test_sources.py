@@ -483,7 +483,7 @@ def test_a_failing_consumer_leaves_dtype_and_shape_in_the_error(failing, wrapped
 
     class Producer:
         def __dlpack__(self, **options):
-            return array.__dlpack__(**options)
+            return array.__dlpack__()
 
         def __dlpack_device__(self):
             return array.__dlpack_device__()
