@@ -108,10 +108,13 @@ static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
   if (PyCapsule_GetDestructor(capsule) != (legacy ? destroy_legacy : destroy_versioned))
     return NULL;
   void* content = PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned);
-  if (legacy) content = dlx_legacy_unwrap(content);
-  if (content == NULL || !dlx_managed_is_sole(content)) return NULL;
-  PyCapsule_SetPointer(capsule, content);
-  return content;
+  DLManagedTensorVersioned* made = NULL;
+  if (legacy)
+    made = dlx_legacy_unwrap(content);
+  else if (dlx_managed_is_sole(content))
+    made = content;
+  if (made) PyCapsule_SetPointer(capsule, made);
+  return made;
 }
 
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
