@@ -429,8 +429,12 @@ class Batch:
         for i, borrowed in self._borrowed:
             assert load is not None
             try:
-                result = load(borrowed, objs[i], to)
-                results[i] = self.request.target.adapter.load(borrowed) if result is NotImplemented else result
+                results[i] = load(borrowed, objs[i], to)
+                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all routes
+                    transfer = Transfer(objs[i], self.sources[i])
+                    transfer.tensor = borrowed
+                    self.export(transfer)
+                    self._transfers[i] = transfer
             except DlxError as error:
                 self._fail(error, i)
         self._borrowed.clear()

@@ -111,7 +111,7 @@ class Loader:
 
     def unique(self) -> list[Plugin]:
         """Return every plugin that is known."""
-        return list(dict.fromkeys(self.plugins.values()))
+        return list(dict.fromkeys(list(self.plugins.values())))  # at once: another thread may be scanning
 
     def plugin_of(self, adapter: Adapter) -> Plugin | None:
         """Return the plugin that brought an adapter."""
@@ -132,8 +132,8 @@ class Loader:
                 fix = f'Name the module in its entry point: {plugin.names[0]} = "{plugin.module.partition(":")[0]}".'
             raise PluginError("it has no hook dlx_adapters", fix=fix)
         adapters = plugins.checked(plugin, manager.hook.dlx_adapters())
-        frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | self.plugins.keys()
-        if eager := " and ".join(sorted(frameworks & sys.modules.keys() - before)):
+        frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | set(self.plugins)
+        if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
             note = (
                 f"loading {plugin} imports {eager}, which took {seconds * 1e3:.0f} ms and happens in every listing: "
                 f"import {eager} inside functions only, and keep the plugin out of its framework's package"

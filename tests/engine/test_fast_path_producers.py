@@ -1,5 +1,7 @@
 """The fast path of generic producers: called once, by the same calls, with the same results as on the Python path."""
 
+# ruff: noqa: F401, F811 -- fixtures of another file
+
 from __future__ import annotations
 
 import abc
@@ -11,6 +13,7 @@ import weakref
 
 import pytest
 from agreement import agree, outcome, slow
+from hostile import hostile, library, mylib
 
 import dlx
 from dlx import errors
@@ -461,3 +464,33 @@ def test_a_release_that_converts_takes_no_answer_of_another_call():
     with pytest.raises(errors.DlxError):
         dlx.convert(tree, to="dlx")
     assert calls.count("one") == 1, calls
+
+
+def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
+    """A producer may load a plugin, which drops all routes: what was exported before is loaded as Python loads it."""
+    pytest.importorskip("ml_dtypes")  # numpy takes a storage dtype, or is told of bfloat16 by Python
+
+    class Clears(Producer):
+        def __dlpack__(self, **options):
+            native.routes_clear()
+            return super().__dlpack__(**options)
+
+    def tree(first):
+        """Return a list that Python converts, since it has a capsule."""
+        return [first, Clears(np.ones(2)), np.ones(2).__dlpack__()]
+
+    source = torch.ones(3, dtype=torch.bfloat16)
+    for _ in range(3):
+        dlx.convert([source], to="numpy")
+        assert dlx.convert(tree(source), to="numpy")[0].dtype.name == "bfloat16"
+
+    def load(tensor):
+        raise ValueError("hostile")
+
+    mylib.adapter.load = load
+    dlx.convert([np.ones(2)], to="dlx")
+    live = native.live()
+    for _ in range(3):
+        with pytest.raises(errors.ConversionError, match="mylib refused it: ValueError: hostile"):
+            dlx.convert(tree(np.ones(2)), to="mylib")
+    assert native.live() == live

@@ -340,6 +340,17 @@ def kind_of(call):
         return type(error)
 
 
+def check_kind(name, call, kinds):
+    """Call; raise if that gives another class than it did first."""
+    cause = None
+    try:
+        kind = type(call())
+    except BaseException as error:
+        kind, cause = type(error), error
+    if kind is not kinds[name]:
+        raise AssertionError(f"{name} gave {kind.__name__}, and {kinds[name].__name__} before") from cause
+
+
 def shown(made):
     """Return a result as text, with its values."""
     if isinstance(made, list | tuple):
@@ -407,9 +418,7 @@ def resident():
 def play(hand, kinds):
     """Make all calls of a hand; raise if one gives something else than it did first."""
     for name, call in hand:
-        kind = kind_of(call)
-        if kind is not kinds[name]:
-            raise AssertionError(f"{name} gave {kind.__name__}, and {kinds[name].__name__} before")
+        check_kind(name, call, kinds)
 
 
 def timed(call):

@@ -282,9 +282,7 @@ def work(stop, draw, distinct, often, every, kinds, shared, counts, number, fail
     try:
         while not stop.is_set():
             for name in draw.sample(names, 20) + draw.choices(often, k=100) + draw.choices(every, k=4):
-                kind = soak.kind_of(distinct[name])
-                if kind is not kinds[name]:
-                    raise AssertionError(f"{name} gave {kind.__name__}, and {kinds[name].__name__} alone")
+                soak.check_kind(name, distinct[name], kinds)
             for name, call in shared.calls(draw).items():
                 try:
                     call()
