@@ -114,7 +114,7 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_answers_that_are_no_capsules(np, answer, in_list):
     """What a producer raised or gave instead of a capsule is judged by the Python path, without a second call."""
-    import datetime  # noqa: F401 -- has a capsule of its own
+    import datetime
 
     class Odd(Producer):
         def __dlpack__(self, **options):
