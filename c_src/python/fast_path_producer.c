@@ -180,13 +180,17 @@ DLX_HOT PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj
 PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t nargsf,
                              PyObject* names) {
   if (left == NULL) return PyObject_Vectorcall(function, args, nargsf, names);
-  PyObject* before = present;
-  present = py_producer_aside();
+  PyObject *before = present, *answers = py_producer_aside();
+  present = Py_NewRef(answers);
   PyObject* result = PyObject_Vectorcall(function, args, nargsf, names);
   py_pending pending = py_pending_save();
-  PyObject* answers = present;
+  /* Of two greenlets the one that began first may end first, and leave here what the other one
+   * began with: so each takes away what it was left itself. */
+  PyObject* last = present;
   present = before; /* first: what is released may run Python, which converts */
+  PyDict_Clear(answers);
   Py_DECREF(answers);
+  Py_XDECREF(last);
   py_pending_restore(pending);
   return result;
 }

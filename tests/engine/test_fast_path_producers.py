@@ -461,3 +461,45 @@ def test_a_release_that_converts_takes_no_answer_of_another_call():
     with pytest.raises(errors.DlxError):
         dlx.convert(tree, to="dlx")
     assert calls.count("one") == 1, calls
+
+
+def test_greenlets_that_end_in_another_order_than_they_began(np, python):
+    """What the Python path was left belongs to its own call, also where another one of the same thread ends first."""
+    pytest.importorskip("greenlet")
+    python("""
+        import gc
+        import dlx
+        import greenlet
+
+        class Producer:
+            def __init__(self):
+                self.is_asked = False
+
+            def __dlpack_device__(self):
+                if self.is_asked:  # by the Python path
+                    main.switch()
+                return (1, 0)
+
+            def __dlpack__(self, *, max_version=None, stream=None, dl_device=None, copy=None):
+                self.is_asked = True
+                raise ValueError("no")
+
+        def convert():
+            try:
+                dlx.convert(Producer(), to="numpy")
+            except dlx.errors.ConversionError:
+                refused.append(1)
+
+        main, refused = greenlet.getcurrent(), []
+        for _ in range(3):  # in the main one, which switches to itself: the route is learnt
+            convert()
+        for first in (0, 1) * 10:
+            both = [greenlet.greenlet(convert) for _ in range(2)]
+            for each in both:
+                each.switch()
+            for each in (both[first], both[1 - first]):
+                while not each.dead:
+                    each.switch()
+                gc.collect()
+        assert len(refused) == 43, refused
+    """)
