@@ -9,8 +9,11 @@
 #include "threads.h"
 
 static PyObject *dtype_name, *device_name, *dlpack_name; /* interned, by py_producer_init */
+static PyObject* modules; /* sys.modules; held, since an interpreter that ends gives it up before it
+                             has freed all that may convert */
 
 int py_producer_init(void) {
+  modules = Py_NewRef(PyImport_GetModuleDict());
   dtype_name = PyUnicode_InternFromString("dtype");
   device_name = PyUnicode_InternFromString("__dlpack_device__");
   dlpack_name = PyUnicode_InternFromString("__dlpack__");
@@ -25,7 +28,7 @@ static FEW_WORDS PyObject *left, *present;
  * 0 = ask Python. */
 DLX_HOT static int is_unclaimed(py_route* r) {
   const py_producer* p = &r->producer;
-  int same = PyDict_GET_SIZE(PyImport_GetModuleDict()) == p->n_modules;
+  int same = PyDict_GET_SIZE(modules) == p->n_modules;
   PyObject* token = same ? PyObject_CallNoArgs(p->token_of) : NULL;
   same = token == NULL ? 0
                        : token == p->token || PyObject_RichCompareBool(token, p->token, Py_EQ) == 1;
