@@ -251,19 +251,6 @@ static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
   return element;
 }
 
-/* Whether the source has no element of this number any more, though it had when its size was asked:
- * an iterator over a list ends there, too. GIL: needed; may run Python. Errors: 0 with the
- * exception that was set; on 1 none is set. */
-static int is_past(SlotsObject* view, Py_ssize_t number) {
-  if (!PyErr_ExceptionMatches(PyExc_IndexError)) return 0;
-  py_pending raised = py_pending_save();
-  Py_ssize_t size = PyObject_Size(view->source);
-  py_pending_restore(raised);
-  if (size < 0 || number < size) return 0;
-  PyErr_Clear();
-  return 1;
-}
-
 static PyObject* results_next(PyObject* object) {
   ResultsObject* self = (ResultsObject*)object;
   SlotsObject* view;
@@ -282,10 +269,11 @@ static PyObject* results_next(PyObject* object) {
     is_more = self->next < size;
     if (is_more) next = self->next++;
     PY_UNLOCKED()
+    if (is_more && PyList_CheckExact(view->source)) /* which may have become shorter since */
+      is_more = (element = py_list_get(view->source, next)) != NULL;
   }
   if (is_more && (key = PyLong_FromSsize_t(next)))
     result = element ? result_of(view, key, element) : slots_get((PyObject*)view, key);
-  if (is_more && result == NULL && element == NULL) is_more = !is_past(view, next);
   if (!is_more && !PyErr_Occurred()) {
     SlotsObject* last;
     PY_LOCKED(object)
