@@ -155,11 +155,6 @@ void* dlx_arrow_event(const dlx_arrow* data) {
   return NULL;
 }
 
-int dlx_arrow_is_table(const dlx_arrow* data) {
-  const struct ArrowSchema* schema = &data->schema;
-  return schema->format && strcmp(schema->format, "+s") == 0 && schema->dictionary == NULL;
-}
-
 /* ---- checked --------------------------------------------------------------------------------- */
 
 static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {

@@ -148,9 +148,6 @@ const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
  * not needed. */
 void* dlx_arrow_event(const dlx_arrow* data);
 
-/* Whether it is a struct, the columns of which are asked for by their numbers. GIL: not needed. */
-int dlx_arrow_is_table(const dlx_arrow* data);
-
 /* Understand and check a column, in all that can be seen: what lies behind a pointer is believed.
  * Owns: what `out` points to is borrowed. GIL: not needed. Errors: DLX_E_ARROW = it contradicts
  * itself, `fault` says where. */

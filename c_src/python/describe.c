@@ -145,7 +145,8 @@ PyGetSetDef py_describe_attributes[] = {
 
 /* Owns: new reference. GIL: needed. Errors: NULL with an exception. */
 PyObject* py_describe_repr(PyObject* self) {
-  if (((TensorObject*)self)->managed == NULL) return PyUnicode_FromString("dlx.Tensor(cleared)");
+  if (py_tensor_inside((TensorObject*)self) == NULL)
+    return PyUnicode_FromString("dlx.Tensor(cleared)");
   if (repr_function == NULL) return PyUnicode_FromString("dlx.Tensor(...)");
   return PyObject_CallOneArg(repr_function, self);
 }

@@ -9,8 +9,11 @@
 #include "threads.h"
 
 static PyObject *dtype_name, *device_name, *dlpack_name; /* interned, by py_producer_init */
+static PyObject* modules; /* sys.modules; held, since an interpreter that ends gives it up before it
+                             has freed all that may convert */
 
 int py_producer_init(void) {
+  modules = Py_NewRef(PyImport_GetModuleDict());
   dtype_name = PyUnicode_InternFromString("dtype");
   device_name = PyUnicode_InternFromString("__dlpack_device__");
   dlpack_name = PyUnicode_InternFromString("__dlpack__");
@@ -25,7 +28,7 @@ static FEW_WORDS PyObject *left, *present;
  * 0 = ask Python. */
 DLX_HOT static int is_unclaimed(py_route* r) {
   const py_producer* p = &r->producer;
-  int same = PyDict_GET_SIZE(PyImport_GetModuleDict()) == p->n_modules;
+  int same = PyDict_GET_SIZE(modules) == p->n_modules;
   PyObject* token = same ? PyObject_CallNoArgs(p->token_of) : NULL;
   same = token == NULL ? 0
                        : token == p->token || PyObject_RichCompareBool(token, p->token, Py_EQ) == 1;
@@ -180,13 +183,17 @@ DLX_HOT PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj
 PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t nargsf,
                              PyObject* names) {
   if (left == NULL) return PyObject_Vectorcall(function, args, nargsf, names);
-  PyObject* before = present;
-  present = py_producer_aside();
+  PyObject *before = present, *answers = py_producer_aside();
+  present = Py_NewRef(answers);
   PyObject* result = PyObject_Vectorcall(function, args, nargsf, names);
   py_pending pending = py_pending_save();
-  PyObject* answers = present;
+  /* Of two greenlets the one that began first may end first, and leave here what the other one
+   * began with: so each takes away what it was left itself. */
+  PyObject* last = present;
   present = before; /* first: what is released may run Python, which converts */
+  PyDict_Clear(answers);
   Py_DECREF(answers);
+  Py_XDECREF(last);
   py_pending_restore(pending);
   return result;
 }

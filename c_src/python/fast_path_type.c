@@ -10,8 +10,9 @@
 /* ---- calls and their options ----------------------------------------------------------------- */
 
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *lazy_name,
-    *like_name, *cpu_name, *own_name; /* interned, as the words of a call are */
-static PyObject* readonly_words;      /* "copy", "error", "share"; NULL until registered */
+    *like_name, *cpu_name, *own_name, *qualname_name, *module_name; /* interned, as the words of a
+                                                                       call are */
+static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registered */
 
 /* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
  * that threads read them without a lock. */
@@ -214,9 +215,17 @@ static int intern_words(void) {
   struct {
     PyObject** where;
     const char* word;
-  } words[] = {{&to_name, "to"},         {&copy_name, "copy"}, {&readonly_name, "readonly"},
-               {&detach_name, "detach"}, {&like_name, "like"}, {&device_name, "device"},
-               {&lazy_name, "lazy"},     {&cpu_name, "cpu"},   {&own_name, "dlx"}};
+  } words[] = {{&to_name, "to"},
+               {&copy_name, "copy"},
+               {&readonly_name, "readonly"},
+               {&detach_name, "detach"},
+               {&like_name, "like"},
+               {&device_name, "device"},
+               {&lazy_name, "lazy"},
+               {&cpu_name, "cpu"},
+               {&own_name, "dlx"},
+               {&qualname_name, "__qualname__"},
+               {&module_name, "__module__"}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
@@ -286,15 +295,20 @@ static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
 /* As a function's: help() and notebooks show it. Owns: a new reference. GIL: needed. Errors: NULL
  * with an exception set. */
 static PyObject* fast_path_repr(PyObject* self) {
-  PyObject* dict = ((FastPathObject*)self)->dict;
-  PyObject* name = dict ? PyDict_GetItemString(dict, "__qualname__") : NULL;
-  PyObject* module = dict ? PyDict_GetItemString(dict, "__module__") : NULL;
-  if (!name || !module) return PyUnicode_FromFormat("<function at %p>", self);
-  return PyUnicode_FromFormat("<function %S.%S>", module, name);
+  PyObject *dict = PyObject_GenericGetDict(self, NULL), *name = NULL, *module = NULL, *text = NULL;
+  if (dict == NULL) return NULL;
+  if ((name = py_dict_get(dict, qualname_name)) && (module = py_dict_get(dict, module_name)))
+    text = PyUnicode_FromFormat("<function %S.%S>", module, name); /* which runs their Python */
+  else if (!PyErr_Occurred())
+    text = PyUnicode_FromFormat("<function at %p>", self);
+  Py_XDECREF(name);
+  Py_XDECREF(module);
+  Py_DECREF(dict);
+  return text;
 }
 
 static PyObject* fast_path_reduce(PyObject* self, PyObject* unused) {
-  return PyObject_GetAttrString(self, "__qualname__"); /* pickled by name, as functions are */
+  return PyObject_GetAttr(self, qualname_name); /* pickled by name, as functions are */
 }
 
 static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {

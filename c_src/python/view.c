@@ -7,10 +7,12 @@
 #include <structmember.h>
 
 typedef struct {
-  PyObject_HEAD PyObject* source;        /* the container being viewed */
-  PyObject* slots;                       /* {index or key: (the source's element, its result)} */
-  PyObject* fast;                        /* View._fast, or NULL */
-  PyObject *handler, *scope, *path, *me; /* of View; NULL = None */
+  /* Set once, by slots_init, so that what reads them needs no reference of its own: */
+  PyObject_HEAD PyObject* source;   /* the container being viewed */
+  PyObject *handler, *scope, *path; /* of View */
+  PyObject* slots; /* {index or key: (the source's element, its result)}; set last, cleared first */
+  PyObject* fast;  /* View._fast, or NULL */
+  PyObject* me;    /* of View; NULL = None */
   /* Of a container that an adapter declares, else NULL: */
   PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
   PyObject* getter;    /* getter(key): the element, sooner than source[key]; or NULL */
@@ -44,8 +46,8 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
   return PyObject_GetItem(source, key);
 }
 
-/* The result in a slot, if the source still has the slot's element there. `slot` and the members of
- * the view are held meanwhile. Owns: new. GIL: needed; may run Python. Errors: NULL = Python looks;
+/* The result in a slot, if the source still has the slot's element there. `slot` is held meanwhile.
+ * Owns: new. GIL: needed; may run Python. Errors: NULL = Python looks;
  * an exception may be set. */
 static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
   PyObject *old = PyTuple_GET_ITEM(slot, 0), *result = PyTuple_GET_ITEM(slot, 1);
@@ -59,8 +61,7 @@ static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
     Py_XDECREF(answer);
     is_same = answer == Py_True;
   } else {
-    PyObject *source = Py_NewRef(view->source), *element = element_at(source, key);
-    Py_DECREF(source);
+    PyObject* element = element_at(view->source, key);
     Py_XDECREF(element);
     is_same = element == old; /* which the slot holds */
   }
@@ -119,7 +120,6 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), back_name);
   Py_XDECREF(back);
   if (back != Py_None) return NULL;
-  Py_INCREF(slots); /* what runs may change the view */
   PyObject *name = name_of(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
   PyObject *known = PyTuple_GET_ITEM(fast, 3), *moved = PyTuple_GET_ITEM(fast, 4);
   int is_known = name ? PyDict_Contains(known, name) : -1;
@@ -131,7 +131,6 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   py_routes_end();
   if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
   Py_XDECREF(name);
-  Py_DECREF(slots);
   return result;
 }
 
@@ -179,17 +178,15 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
  * exception. */
 static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
-  if (!PySlice_Check(key) && view->source && view->slots && PyDict_CheckExact(view->slots)) {
-    PyObject* slots = Py_NewRef(view->slots); /* a key's hash may run any Python code */
-    PyObject *slot = py_dict_get(slots, key), *result = NULL;
+  if (!PySlice_Check(key) && view->slots) {
+    PyObject *slot = py_dict_get(view->slots, key), *result = NULL;
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
       result = result_in(view, slot, key); /* the source may run Python as well */
     } else if (slot == NULL && !PyErr_Occurred()) {
       result = convert_at(view, key);
-      if (result == NULL && py_error_forget() < 0) return Py_DECREF(slots), NULL;
+      if (result == NULL && py_error_forget() < 0) return NULL;
     }
     Py_XDECREF(slot);
-    Py_DECREF(slots);
     if (result) return result;
     if (PyErr_Occurred()) { /* of the source, or of the key */
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
@@ -224,8 +221,8 @@ static PyTypeObject results_type;
 
 /* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
-  PyObject *slot = PyDict_CheckExact(view->slots) ? py_dict_get(view->slots, key) : NULL,
-           *fast = slot || PyErr_Occurred() ? NULL : fast_of(view), *result = NULL;
+  PyObject* slot = py_dict_get(view->slots, key);
+  PyObject *fast = slot || PyErr_Occurred() ? NULL : fast_of(view), *result = NULL;
   if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2 &&
       PyTuple_GET_ITEM(slot, 0) == element)
     result = Py_NewRef(PyTuple_GET_ITEM(slot, 1));
@@ -263,7 +260,7 @@ static PyObject* results_next(PyObject* object) {
   view = (SlotsObject*)Py_XNewRef((PyObject*)self->view);
   PY_UNLOCKED()
   if (view == NULL) return NULL;
-  int is_more = view->source && view->slots;
+  int is_more = view->slots != NULL; /* the collector may have cleared it */
   if (is_more && self->elements) {
     is_more = (element = advance(self, &next)) != NULL;
   } else if (is_more) {
@@ -272,6 +269,8 @@ static PyObject* results_next(PyObject* object) {
     is_more = self->next < size;
     if (is_more) next = self->next++;
     PY_UNLOCKED()
+    if (is_more && PyList_CheckExact(view->source)) /* which may have become shorter since */
+      is_more = (element = py_list_get(view->source, next)) != NULL;
   }
   if (is_more && (key = PyLong_FromSsize_t(next)))
     result = element ? result_of(view, key, element) : slots_get((PyObject*)view, key);
@@ -318,7 +317,7 @@ PyDoc_STRVAR(slots_results_doc,
 
 static PyObject* slots_results(PyObject* object, PyObject* unused) {
   SlotsObject* view = (SlotsObject*)object;
-  if (view->source == NULL) {
+  if (view->slots == NULL) {
     PyErr_SetString(PyExc_ValueError, "the view has no source");
     return NULL;
   }
@@ -352,13 +351,17 @@ static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
     return -1;
   }
   if (!PyArg_UnpackTuple(args, "Slots", 4, 4, &source, &handler, &scope, &path)) return -1;
+  if (self->slots) {
+    PyErr_SetString(PyExc_TypeError, "a view is made once");
+    return -1;
+  }
   PyObject* slots = PyDict_New();
   if (slots == NULL) return -1;
-  Py_XSETREF(self->slots, slots);
-  Py_XSETREF(self->source, Py_NewRef(source));
-  Py_XSETREF(self->handler, Py_NewRef(handler));
-  Py_XSETREF(self->scope, Py_NewRef(scope));
-  Py_XSETREF(self->path, Py_NewRef(path));
+  self->source = Py_NewRef(source);
+  self->handler = Py_NewRef(handler);
+  self->scope = Py_NewRef(scope);
+  self->path = Py_NewRef(path);
+  self->slots = slots;
   return 0;
 }
 
@@ -379,8 +382,8 @@ static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
 
 static int slots_clear(PyObject* object) {
   SlotsObject* self = (SlotsObject*)object;
-  Py_CLEAR(self->source);
   Py_CLEAR(self->slots);
+  Py_CLEAR(self->source);
   Py_CLEAR(self->fast);
   Py_CLEAR(self->handler);
   Py_CLEAR(self->scope);
@@ -399,12 +402,12 @@ static void slots_dealloc(PyObject* object) {
 }
 
 static PyMemberDef slots_members[] = {
-    {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), 0, NULL},
-    {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), 0, NULL},
+    {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), READONLY, NULL},
+    {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), READONLY, NULL},
     {"_fast", T_OBJECT, offsetof(SlotsObject, fast), 0, NULL},
-    {"_handler", T_OBJECT, offsetof(SlotsObject, handler), 0, NULL},
-    {"_scope", T_OBJECT, offsetof(SlotsObject, scope), 0, NULL},
-    {"_path", T_OBJECT, offsetof(SlotsObject, path), 0, NULL},
+    {"_handler", T_OBJECT, offsetof(SlotsObject, handler), READONLY, NULL},
+    {"_scope", T_OBJECT, offsetof(SlotsObject, scope), READONLY, NULL},
+    {"_path", T_OBJECT, offsetof(SlotsObject, path), READONLY, NULL},
     {"_me", T_OBJECT, offsetof(SlotsObject, me), 0, NULL},
     {"_fixed", T_OBJECT, offsetof(SlotsObject, fixed), 0, NULL},
     {"_getter", T_OBJECT, offsetof(SlotsObject, getter), 0, NULL},

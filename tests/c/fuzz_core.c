@@ -1091,7 +1091,6 @@ static void target_arrow(void) {
   dlx_arrow_column column;
   dlx_arrow_fault fault;
   if (status == DLX_OK) {
-    HOLDS(dlx_arrow_is_table(data) == is_table);
     int64_t number_of = is_table ? 0 : DLX_ARROW_WHOLE;
     status = dlx_arrow_look(data, number_of, &column, &fault);
     HOLDS(lies ? status == DLX_OK || status == DLX_E_ARROW : status == DLX_OK);

@@ -150,6 +150,30 @@ def test_help():
     assert inspect.isroutine(dlx.convert)
 
 
+def test_a_repr_whose_names_go_meanwhile(python):
+    """It holds what it shows: the text of one name runs Python, which may drop the other."""
+    python("""
+        import dlx
+        from dlx._core import native
+
+        class Module:
+            def __str__(self):
+                function.__dict__.clear()
+                return "module"
+
+        class Name:
+            def __str__(self):
+                return "name"
+
+        function = native.FastPathFunction(lambda obj: obj, None, None)
+        for attributes in ({}, {"__qualname__": Name()}, {"__module__": Module()}):
+            function.__dict__ = attributes
+            assert repr(function).startswith("<function at 0x"), function
+        function.__dict__ = {"__qualname__": Name(), "__module__": Module()}
+        assert repr(function) == "<function module.name>"
+    """)
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_by_name(protocol):
     """It is pickled by its name, in every protocol."""

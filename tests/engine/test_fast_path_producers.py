@@ -494,3 +494,45 @@ def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
         with pytest.raises(errors.ConversionError, match="mylib refused it: ValueError: hostile"):
             dlx.convert(tree(np.ones(2)), to="mylib")
     assert native.live() == live
+
+
+def test_greenlets_that_end_in_another_order_than_they_began(np, python):
+    """What the Python path was left belongs to its own call, also where another one of the same thread ends first."""
+    pytest.importorskip("greenlet")
+    python("""
+        import gc
+        import dlx
+        import greenlet
+
+        class Producer:
+            def __init__(self):
+                self.is_asked = False
+
+            def __dlpack_device__(self):
+                if self.is_asked:  # by the Python path
+                    main.switch()
+                return (1, 0)
+
+            def __dlpack__(self, *, max_version=None, stream=None, dl_device=None, copy=None):
+                self.is_asked = True
+                raise ValueError("no")
+
+        def convert():
+            try:
+                dlx.convert(Producer(), to="numpy")
+            except dlx.errors.ConversionError:
+                refused.append(1)
+
+        main, refused = greenlet.getcurrent(), []
+        for _ in range(3):  # in the main one, which switches to itself: the route is learnt
+            convert()
+        for first in (0, 1) * 10:
+            both = [greenlet.greenlet(convert) for _ in range(2)]
+            for each in both:
+                each.switch()
+            for each in (both[first], both[1 - first]):
+                while not each.dead:
+                    each.switch()
+                gc.collect()
+        assert len(refused) == 43, refused
+    """)

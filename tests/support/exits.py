@@ -241,6 +241,17 @@ thing = Object()
 weakref.finalize(thing, lambda make=make: make())
 weakref.finalize(held[0], lambda make=make: make())
 """,
+    "a conversion after sys.modules is gone": """
+class Last:
+    def __call__(self): pass
+    def __del__(self, convert=dlx.convert, producer=Producer(), suppress=contextlib.suppress(Exception)):
+        with suppress:
+            convert(producer, to="dlx")
+        with suppress:
+            convert([producer], to="dlx")
+os.register_at_fork(after_in_child=Last())
+held = [dlx.convert([Producer()], to="dlx") for _ in range(3)]
+""",
     "late conversions": "late = Late()\nlate.itself = late\nother = Late()",
     "a child": """
 held = make()
