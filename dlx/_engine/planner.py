@@ -133,7 +133,8 @@ def deferred(obj: Any, source: Adapter, request: Request) -> Any:
         return None
     target, device, copy, readonly, detach, stream, _ = request
     if stream is not None:
-        raise StreamError("its chunks are converted when they are computed, on streams of their own")
+        why = "its chunks are converted when they are computed, on streams of their own"
+        raise StreamError(why, option=(("stream", None),))
     to = target.name if target.kind is None else target.kind
     options = {"to": to, "device": device and tuple(device), "copy": copy, "readonly": readonly, "detach": detach}
     try:
