@@ -275,7 +275,8 @@ class CupyAdapter(Adapter):
         with DEVICES.to_native(here):
             source, written = _current_stream(here), event(disable_timing=True)
             if _is_capturing(source) or captures:
-                raise StreamError("a stream is capturing a graph, which no copy between devices can be a part of")
+                why = "a stream is capturing a graph, which no copy between devices can be a part of"
+                raise StreamError(why, fix="Move it before the capture begins.")
             source.record(written)
         with DEVICES.to_native(device):
             target.wait_event(written)

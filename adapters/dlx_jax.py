@@ -203,6 +203,14 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     return ArrayInfo.of_tensor(tensor, framework, _type_name(exact), ("__dlpack__",))
 
 
+def _detached(obj: Any) -> Any:
+    return sys.modules["jax"].lax.stop_gradient(obj)
+
+
+# What traces may differentiate: nothing tells.
+_GRAPH = Blocker("its gradients would be lost", "", ConversionError, resolution=_detached, option="detach")
+
+
 class JaxAdapter(Adapter):
     """jax.Array."""
 
@@ -252,7 +260,8 @@ class JaxAdapter(Adapter):
 
     def describe(self, obj: Any) -> Description:
         blocker = self._without_array(obj) or self._without_memory(obj) or self._without_dlpack(obj)
-        return Description(functools.partial(self._info, obj), () if blocker is None else (blocker,))
+        graph = (_GRAPH,) if _is_a(obj, "jax.core.Tracer") else ()
+        return Description(functools.partial(self._info, obj), (*(() if blocker is None else (blocker,)), *graph))
 
     def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""

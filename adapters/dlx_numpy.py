@@ -285,18 +285,19 @@ def _keeps_export(kind: Any) -> bool:
 def _export_extension(obj: Any) -> Tensor | None:
     """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
     native_dtype = obj.dtype
-    dtype = _extension_of(native_dtype.type) if native_dtype.isnative and obj.size else None
+    scalar = native_dtype.type  # numpy dies of the hash of a dtype where memory is lacking
+    known = scalar.__module__ == "ml_dtypes" and native_dtype.isnative and obj.size
+    dtype = _extension_of(scalar) if known else None
     if dtype is None:
         return None
     return viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
-@functools.cache  # by the scalar's type: numpy dies of the hash of a dtype where memory is lacking
+@functools.cache  # these types live as long as ml_dtypes
 def _extension_of(scalar: type) -> DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
-    known = scalar.__module__ == "ml_dtypes"
     np = sys.modules["numpy"]
-    dtype = DTYPES.from_native(np.dtype(scalar)) if known else None
+    dtype = DTYPES.from_native(np.dtype(scalar))
     if dtype is None or dtype.bits % 8:
         return None
     import _dlx_numpy
@@ -347,9 +348,9 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     )
 
 
-@functools.lru_cache(maxsize=64)  # numpy writes a name anew each time; of structures there is no end
+@functools.lru_cache(maxsize=64)  # numpy writes a name anew each time
 def _name_of(native_dtype: Any) -> str:
-    return str(native_dtype if native_dtype.names is None else native_dtype.name)  # a structure's is long
+    return str(native_dtype)
 
 
 class NumpyAdapter(_Numpy):
@@ -406,7 +407,8 @@ class NumpyAdapter(_Numpy):
             framework=self.name,
             type_name=type_name(kind),
             dtype=DTYPES.from_native(_native(obj.dtype)),
-            dtype_name=_name_of(obj.dtype),
+            # A structure's is long, and it may be of a class that goes.
+            dtype_name=_name_of(obj.dtype) if obj.dtype.names is None else obj.dtype.name,
             shape=obj.shape,
             strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
             device=HOST,

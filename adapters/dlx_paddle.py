@@ -35,11 +35,13 @@ from dlx.adapter import (
     ReportedDevices,
     Tensor,
 )
+from dlx.errors import ConversionError, LayoutError
 
 _DTYPES = (*COMMON_DTYPES, "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
 _WIDE = tuple(map(DType, ("uint16", "uint32", "uint64")))
 _TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
-_GRAD = Blocker("it requires gradients", resolution="detach", option="detach")
+_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", option="detach")
+_SPARSE = Blocker("it is sparse", "Call .to_dense() first.", LayoutError, no_copy=True)
 
 
 class PaddleAdapter(Adapter):
@@ -52,6 +54,7 @@ class PaddleAdapter(Adapter):
     display_name = "tensor"
     dtypes = DTypes(package, _DTYPES)
     devices = ReportedDevices()
+    moves = False  # cpu() would say that the result needs gradients, without a way back
     fast_path = FastPath(
         types=types,
         guards=(Guard("requires_grad", _GRAD),),
@@ -68,7 +71,7 @@ class PaddleAdapter(Adapter):
     )
 
     def describe(self, obj: Any) -> Description:
-        return Description(blockers=(_GRAD,) if obj.requires_grad else ())
+        return Description(blockers=(*(() if obj.is_dense() else (_SPARSE,)), *((_GRAD,) if obj.requires_grad else ())))
 
     def capabilities(self) -> Capabilities:
         return dataclasses.replace(_TAKES, dtypes=self.dtypes.known())
@@ -81,9 +84,8 @@ class PaddleAdapter(Adapter):
         return paddle.from_dlpack(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        # cpu() would say that the result needs gradients, without a way back; clone() does not know the wide ones.
-        if device is not None or self.dtypes.from_native(obj.dtype) in _WIDE:
-            return self.load(dlx.convert(obj, to="dlx", device=device, copy=True))
+        if self.dtypes.from_native(obj.dtype) in _WIDE:  # which clone() does not know
+            return self.load(dlx.convert(obj, to="dlx", copy=True))
         return obj.clone()
 
 

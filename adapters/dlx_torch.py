@@ -406,11 +406,11 @@ class TorchAdapter(Adapter):
         info = functools.partial(self._info, obj)
         refused = self._without_memory(obj)
         if refused is not None:
-            return Description(info, (refused, *_graph(obj)))
+            return Description(info, (refused, *_graph(torch, obj)))
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
-            return Description(info, (refused, *_graph(obj)))
+            return Description(info, (refused, *_graph(torch, obj)))
         own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
         if obj.requires_grad or obj.is_conj() or obj.is_neg():
             blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
@@ -437,7 +437,9 @@ class TorchAdapter(Adapter):
         if torch._is_functional_tensor(obj):
             return _refuse("inside functionalize() values have no data", "Convert outside it.")
         if not exact and torch.nn.parameter.is_lazy(obj):
-            return _refuse("it is not initialized yet", "Run the module once first.", no_copy=True)
+            option = "detach" if obj.requires_grad else None  # which torch refuses as well
+            fix = "Run the module once first."
+            return Blocker("it is not initialized yet", fix, LayoutError, option=option, no_copy=True)
         if obj.is_nested:
             return _refuse(
                 "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
@@ -582,9 +584,14 @@ class TorchAdapter(Adapter):
         return obj.clone()
 
 
-def _graph(obj: Any) -> tuple[Blocker, ...]:
-    """Return the blocker of a tensor with a graph, which torch itself can drop of one that cannot be exported."""
-    return (_GRAD,) if obj.requires_grad else ()
+def _graph(torch: Any, obj: Any) -> tuple[Blocker, ...]:
+    """Return the blocker of a tensor that may have a graph, which torch itself can drop of one without plain memory."""
+    recorded = (
+        obj.requires_grad
+        or torch._C._functorch.is_functorch_wrapped_tensor(obj)  # which says nothing of the levels inside
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+    return (_GRAD,) if recorded else ()
 
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:

@@ -31,7 +31,7 @@ from dlx.adapter import (
     Tensor,
     over_memory,
 )
-from dlx.errors import LayoutError
+from dlx.errors import ConversionError, LayoutError
 
 _DTYPES = DTypes("warp", COMMON_DTYPES)
 _HOST = Device("cpu")
@@ -62,7 +62,7 @@ def _released(tensor: Tensor, address: int, nbytes: int) -> None:
     """Do nothing: the array's deleter, which keeps the tensor, goes with the array."""
 
 
-_GRAD = Blocker("it requires gradients, which would be lost", resolution=_detached, option="detach")
+_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, _detached, option="detach")
 # warp's own export rounds them down.
 _BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.", LayoutError)
 

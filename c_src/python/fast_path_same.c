@@ -28,17 +28,25 @@ static int is_on_host(const py_route* r, PyObject* obj) {
   return t.device.device_type == kDLCPU && t.device.device_id == 0;
 }
 
+/* Whether an array has no graph. Errors: 0, as py_fast_path_is_clear. */
+static int has_no_graph(const py_route* r, PyObject* obj) {
+  /* One that wraps another may have it there. Such have no memory, which the guards look for where
+   * they are given a tensor without any. */
+  static const DLTensor none;
+  return py_fast_path_is_clear(r, obj) && (r->quick == NULL || r->quick(obj, &none));
+}
+
 /* An array without a graph: itself, where it has none. Owns: new reference. Errors: NULL, as
  * py_fast_path_route. */
 static PyObject* without_graph(const py_route* r, PyObject* obj) {
   for (int i = r->n_early; i < r->n_guards; i++) {
     if (!r->guards[i].of_owner) return NULL; /* one that may be about the graph, asked by dtype */
   }
-  if (py_fast_path_is_clear(r, obj)) return Py_NewRef(obj);
+  if (has_no_graph(r, obj)) return Py_NewRef(obj);
   PyObject* plain = PyErr_Occurred() || r->detach.name == NULL ? NULL : py_ask(&r->detach, obj);
   if (plain == NULL) {
     py_error_forget();
-  } else if (!py_fast_path_is_clear(r, plain)) {
+  } else if (!has_no_graph(r, plain)) {
     Py_CLEAR(plain);
   }
   return plain;

@@ -103,7 +103,8 @@ DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py
     if (made == NULL) return NULL;
     made->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
   } else {
-    if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
+    if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
+        dlx_nbytes(&base->dl_tensor, base->flags) > 0) /* else nobody can write to it */
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     int status = dlx_managed_export(base, device, flags, &made);

@@ -26,7 +26,7 @@ import numbers
 import types
 from abc import get_cache_token
 from collections import OrderedDict, UserString, defaultdict, deque
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
@@ -199,9 +199,16 @@ ARROW = Container(
 
 # ---- look-up ---------------------------------------------------------------------------------------------------------
 
-_known: TypeCache[Container | None] = TypeCache()
-_arrays: TypeCache[Adapter] = TypeCache()
-_seen: tuple[int, Any] = (0, None)
+
+class _Answers(NamedTuple):
+    """What was found about types while `stamp` did not change. A look-up that still runs keeps its answer in these."""
+
+    stamp: tuple[int, Any]
+    containers: TypeCache[Container | None]
+    arrays: TypeCache[Adapter]
+
+
+_answers = _Answers((0, None), TypeCache(), TypeCache())
 _UNKNOWN: Any = object()
 
 
@@ -229,16 +236,14 @@ def container_of(kind: type) -> Container | None:
     is_plain = type(kind) is type or is_key(kind)
     if is_plain and kind in _EXACT:
         return _EXACT[kind]
-    global _seen
-    now = stamp()
-    if now != _seen:
-        _known.clear()
-        _arrays.clear()
-        _seen = now
-    handler: Container | None = _known.get(ref(kind), _UNKNOWN) if is_plain else _UNKNOWN
+    global _answers
+    now, answers = stamp(), _answers
+    if now != answers.stamp:
+        answers = _answers = _Answers(now, TypeCache(), TypeCache())
+    handler: Container | None = answers.containers.get(ref(kind), _UNKNOWN) if is_plain else _UNKNOWN
     if handler is _UNKNOWN:
         try:
-            handler = _known.keep(kind, _look_up(kind))
+            handler = answers.containers.keep(kind, _look_up(kind))
         except (DlxError, MemoryError):
             raise
         except Exception:  # a type that raises when it is looked at
@@ -288,9 +293,10 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         handler = container_of(kind)
         if handler is not None:
             return handler
-        adapter = _arrays.find(kind) or registry.knows(kind)
+        arrays = _answers.arrays
+        adapter = arrays.find(kind) or registry.knows(kind)
         if adapter is not None:
-            _arrays.keep(kind, adapter)
+            arrays.keep(kind, adapter)
             return None if adapter.root_only else adapter
         return None if is_plain(kind) else kind
     except (DlxError, MemoryError):

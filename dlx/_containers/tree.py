@@ -161,7 +161,8 @@ class Tree:
         node = self._nodes[link]
         if node.handler.new_empty is None:
             name = type(node.obj).__name__
-            self._refuse(f"it contains itself, and a {name} cannot exist before its elements", number, i, node.obj)
+            reason = f"it contains itself, and a {name} cannot exist before its elements"
+            self._refuse(reason, number, i, node.obj, "Make it a list, or break the cycle.")
             return False
         node.cyclic = True
         return True
@@ -233,9 +234,9 @@ class Tree:
             self._firsts[each] = steps
         return steps
 
-    def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
+    def _refuse(self, reason: str, number: int, i: int, obj: Any = None, fix: str = "") -> None:
         source = "" if obj is None else type_name(type(obj))
-        self._fail(ConversionError(reason, source=source), number, i)
+        self._fail(ConversionError(reason, source=source, fix=fix), number, i)
 
     def _fail(self, error: DlxError, number: int, i: int) -> None:
         """Report a child of a container that is refused."""
@@ -247,11 +248,12 @@ class Tree:
 
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
-        error = cause
+        error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
         if node.handler is ARROW and isinstance(error, DlxError):  # pandas and xarray need pyarrow for it
             error.complete(source=type_name(type(node.obj)), fix=remedy(type(node.obj)))
         if not isinstance(error, DlxError):
-            error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)))
+            fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
+            error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)), fix=fix)
         self.failures.add(error, self._path(node.parent, node.at))
 
     # ---- unflatten --------------------------------------------------------------------------------------------------

@@ -133,7 +133,8 @@ def deferred(obj: Any, source: Adapter, request: Request) -> Any:
         return None
     target, device, copy, readonly, detach, stream, _ = request
     if stream is not None:
-        raise StreamError("its chunks are converted when they are computed, on streams of their own")
+        why = "its chunks are converted when they are computed, on streams of their own"
+        raise StreamError(why, option=(("stream", None),))
     to = target.name if target.kind is None else target.kind
     options = {"to": to, "device": device and tuple(device), "copy": copy, "readonly": readonly, "detach": detach}
     try:
@@ -174,7 +175,8 @@ def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: 
     `readonly` has no effect here. None where dlx must move or copy it.
     """
     for blocker in blockers:
-        if blocker.always or (blocker.no_copy and request.copy):
+        never_detached = blocker.option == "detach" and blocker.resolution is None
+        if blocker.always or (blocker.no_copy and request.copy) or (never_detached and request.detach):
             raise _refusal(blocker)
     steps: tuple[Step, ...] = ()
     if request.detach:
@@ -187,7 +189,7 @@ def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: 
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and not is_at(info().device, wanted):
-        return _moved_inside(source, blockers, info(), request, steps, own_copies)
+        return _moved_inside(source, blockers, info(), request, steps, own_copies and source.moves)
     if request.copy:
         if not own_copies:
             return None
@@ -203,14 +205,14 @@ def _moved_inside(
     info: ArrayInfo,
     request: Request,
     steps: tuple[Step, ...],
-    own_copies: bool,
+    own_moves: bool,
 ) -> Decision | None:
     wanted, accepted = request.device, request.target.capabilities.device_types
     assert wanted is not None
     may = accepted is None or wanted.type in accepted
-    if may and not own_copies and _dlx_reaches(wanted, info.device):
+    if may and not own_moves and _dlx_reaches(wanted, info.device):
         return None  # dlx moves it, or relabels it as host memory
-    if not own_copies or not may:
+    if not own_moves or not may:
         raise DeviceError(f"{request.target.arrays} cannot be moved to {wanted} here", option=_DEVICE)
     for blocker in blockers:
         if blocker.resolution is None:  # without memory there is nothing to move

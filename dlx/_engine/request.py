@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlx._containers.lookup import ARROW as WRAPPER
 from dlx._containers.lookup import container_of
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
@@ -13,7 +14,7 @@ from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
 from dlx._protocols.dlpack import HOST
 from dlx._registry.array_like import is_array_like, not_readable, remedy
-from dlx._registry.generic import is_proxy
+from dlx._registry.generic import ARROW, is_proxy
 from dlx._registry.registry import HELD, registry
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
@@ -32,7 +33,7 @@ __all__ = [
 def array_info(obj: Any) -> ArrayInfo:
     """Return what an array's adapter says of it, or what it exports."""
     source = registry.producer(obj)
-    if source is None:
+    if source is None or (source is ARROW and _is_declared(type(obj))):
         raise not_an_array(obj)
     try:
         found = source.describe(obj)
@@ -58,6 +59,10 @@ def request_of(
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
+    if not isinstance(readonly, str):  # an array does not say whether it is equal to a word
+        raise _not_among("readonly", readonly, READONLY)
+    if not isinstance(errors, str):
+        raise _not_among("errors", errors, ERRORS)
     if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
         target = registry.target(to)
         if target.request is None:
@@ -136,9 +141,14 @@ def _as(like: Any) -> tuple[Target, Device | None]:
 def producer_of(obj: Any, request: Request, **parts: Any) -> Adapter:
     """Return the adapter of an array, or raise that it is none; `parts` complete the error."""
     source = registry.producer(obj)
-    if source is None:
+    if source is None or (source is ARROW and _is_declared(type(obj))):
         raise not_an_array(obj).complete(target=request.target.name, **parts)
     return source
+
+
+def _is_declared(kind: type) -> bool:
+    """Return whether a type that speaks Arrow is a container that an adapter declares, as xarray's are."""
+    return container_of(kind) not in (None, WRAPPER)
 
 
 def described(obj: Any) -> ArrayInfo | None:

@@ -49,7 +49,8 @@ def buffer(obj: Any) -> Tensor:
     try:
         view = memoryview(obj)
     except (BufferError, ValueError) as error:
-        raise foreign_error("its buffer cannot be had:", error) from error
+        fix = "" if isinstance(error, BufferError) else "Convert it before it is released or closed."
+        raise foreign_error("its buffer cannot be had:", error, fix=fix) from error
     order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
     dtype = _dtype_of_letters(view.format[len(order) :], order, view.itemsize, view.format)
     if view.suboffsets:

@@ -20,6 +20,7 @@ from dlx._core import native
 from dlx._core.display import Shown, columns, table
 from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
 from dlx._core.keywords import UNCHANGED
+from dlx._core.locks import lock_of
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.text import one_line
@@ -72,11 +73,12 @@ class Registry:
 
     def _forget(self) -> None:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
-        self.generation += 1
         self._producers: TypeCache[Adapter] = TypeCache()
         self._unclaimed: TypeCache[tuple[int, object]] = TypeCache()
         self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
+        with lock_of(self._loader):  # two may drop at once
+            self.generation += 1  # last: who sees it finds nothing old
         native.routes_clear()
 
     def _renew(self, adapter: Adapter) -> None:

@@ -41,6 +41,8 @@ class Specialization:
         Numbers of the arguments whose framework may record them for gradients, each with its adapter.
     to
         The target of results; None: they are not converted.
+    generation
+        That of the registry before any of this was found.
 
     Attributes
     ----------
@@ -62,9 +64,10 @@ class Specialization:
         looked: list[int],
         recorded: list[tuple[int, Adapter]],
         to: Any,
+        generation: int,
     ) -> None:
         self._recorded = recorded
-        self.generation, self.is_idle = registry.generation, not others and not looked and to is None
+        self.generation, self.is_idle = generation, not others and not looked and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
@@ -195,7 +198,7 @@ def _share(arrays: list[Any], before: Sequence[Any], which: Sequence[int], to: A
 
 def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     """Return what is known of calls like an `Invocation`, its arguments converted; None where each may need more."""
-    request = call.request
+    generation, request = registry.generation, call.request
     if request.device is not None or request.stream is not None:
         return None
     types, others, looked, recorded = [type(value) for value in values], [], [], []
@@ -218,7 +221,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 recorded.append((i, what))
         elif what is not None:
             return None
-    return Specialization(call, types, others, looked, recorded, to)
+    return Specialization(call, types, others, looked, recorded, to, generation)
 
 
 def _guarded(source: Adapter) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import type_name
+from dlx._core.foreign import TypeCache, type_name
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.types import host_readable
@@ -21,10 +21,16 @@ __all__ = ["ArrowSource", "arrow_info"]
 _NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}  # what Arrow calls them
 
 
-@functools.lru_cache(maxsize=64)  # types may go
+_known: TypeCache[tuple[str, tuple[str, ...]]] = TypeCache()
+
+
 def _known_of(kind: type) -> tuple[str, tuple[str, ...]]:
     """Return a type's name, and the ways in which its objects give out their memory."""
-    return type_name(kind), tuple(name for name in ("__dlpack__", *arrow.METHODS) if hasattr(kind, name))
+    found = _known.find(kind)
+    if found is None:
+        protocols = tuple(name for name in ("__dlpack__", *arrow.METHODS) if hasattr(kind, name))
+        found = _known.keep(kind, (type_name(kind), protocols))
+    return found
 
 
 @set_module("dlx.adapter")

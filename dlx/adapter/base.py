@@ -329,6 +329,8 @@ class Adapter:
         None: arrays that have ``__array_namespace__`` tell.
     dtypes, devices
         Its dtypes and devices, both ways.
+    moves
+        Whether `copy` is to be asked for a copy on another device; else dlx moves its arrays.
     switches
         Names within the package of everything at run time that `capabilities` depends on, with hashable values
         (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
@@ -357,6 +359,7 @@ class Adapter:
     namespaces: tuple[str, ...] = ()
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
+    moves: bool = True
     switches: tuple[str, ...] = ()
     containers: tuple[Container, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()

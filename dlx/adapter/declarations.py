@@ -157,7 +157,8 @@ class Blocker:
     copies
         Whether the resolution makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the resolution: ``"detach"``, or None.
+        Option of `convert` that must be set for the resolution: ``"detach"``, or None. Where there is no resolution,
+        it is refused within its own framework too, if the option is set.
     always
         Whether it also blocks an array that is in the target framework already.
     no_copy

@@ -157,6 +157,29 @@ def test_an_adapter_may_declare_a_container(np, monkeypatch):
     registry.generation += 1
 
 
+def test_an_answer_that_was_overtaken_is_not_kept(monkeypatch):
+    """A look-up that runs while an adapter is loaded says nothing of what is known afterwards."""
+    from dlx._containers import lookup
+    from dlx._registry.registry import registry
+
+    class Thing:
+        pass
+
+    class Other:
+        pass
+
+    def overtaken(kind):
+        monkeypatch.undo()
+        registry._forget()  # as another thread does
+        assert lookup.container_of(Other) is None
+        return lookup.LIST
+
+    assert lookup.container_of(Other) is None
+    monkeypatch.setattr(lookup, "_look_up", overtaken)
+    assert lookup.container_of(Thing) is lookup.LIST
+    assert lookup.container_of(Thing) is None
+
+
 class Handle:
     """A wrapper made anew on each access, as a foreign container's elements are."""
 

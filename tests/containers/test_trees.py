@@ -496,6 +496,7 @@ def test_sets():
     ) as caught:
         dlx.convert({"s": {array}}, to=np)
     assert isinstance(caught.value.__cause__, TypeError)
+    assert caught.value.fix == "Give its elements in a list: such arrays cannot be hashed."
 
 
 # ---- what passes through ---------------------------------------------------------------------------------------------
@@ -729,6 +730,7 @@ def test_a_cycle_through_what_is_immutable_raises_with_its_path(make, where):
     with pytest.raises(errors.ConversionError, match="contains itself") as caught:
         dlx.convert(make(), to="dlx")
     assert caught.value.where == where
+    assert caught.value.fix == "Make it a list, or break the cycle."
     assert dlx.plan(make(), to="dlx").error.where == where
 
 

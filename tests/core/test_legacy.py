@@ -96,6 +96,12 @@ def test_read_only_does_not_go_out_as_legacy(version):
     assert values(copy) == list(memory)
 
 
+def test_read_only_without_elements_goes_out_as_legacy():
+    """Nobody can write to it."""
+    tensor = over(bytearray(8), (2, 0), flags=READ_ONLY)
+    assert native.capsule_claim(tensor.__dlpack__()).shape == (2, 0)
+
+
 def test_read_only_goes_out_versioned():
     """Through a versioned capsule the flag travels."""
     tensor = over(bytearray(8), (8,), flags=READ_ONLY)

@@ -687,3 +687,14 @@ def test_a_copy_of_unknown_size_by_the_framework_itself(monkeypatch):
     assert found.outcome == "copied" and [(step.do, step.nbytes) for step in found.steps] == [("copy", 0)]
     copied = dlx.convert.__wrapped__(source, to="mylib", copy=True)
     assert copied.tensor.data_ptr != source.tensor.data_ptr and bytes(memoryview(copied.tensor)) == b"abc"
+
+
+@pytest.mark.parametrize("call", [dlx.convert, dlx.convert.__wrapped__, dlx.plan], ids=["fast", "slow", "plan"])
+@pytest.mark.parametrize("source", ["array", "list"])
+@pytest.mark.parametrize("name", ["readonly", "errors"])
+def test_an_array_is_no_word(np, name, source, call):
+    """It is not asked whether it equals one, which numpy refuses to answer."""
+    array = np.zeros(2)
+    with pytest.raises(ValueError, match=rf"^{name} must be 'copy', 'error'|^{name} must be 'raise' or") as caught:
+        call([array] if source == "list" else array, to="dlx", **{name: array})
+    assert str(caught.value).endswith("found array([0., 0.])")

@@ -7,7 +7,7 @@ import pytest
 
 import dlx
 from dlx import errors
-from dlx.adapter import Adapter, Capabilities, FastPath, ReportedDevices
+from dlx.adapter import Adapter, Blocker, Capabilities, Description, FastPath, ReportedDevices
 
 slow = dlx.convert.__wrapped__
 
@@ -64,6 +64,29 @@ def test_memory_on_a_gpu_is_not_the_host_s(lib, convert):
     assert convert(result, to="libhost", device="cpu") is result
     with pytest.raises(errors.CopyRequiredError, match="cuda:1"):
         convert(x, to="libhost", device="cpu", copy=False)
+
+
+def test_what_it_does_not_move_itself_dlx_moves(monkeypatch, cuda):
+    """By way of an export, which has the blockers of one, as gradients in paddle; the plan says so."""
+
+    class Moved(CopyingAdapter):
+        moves = False
+
+        def describe(self, obj):
+            return Description(blockers=(Blocker("it requires gradients", resolution=lambda x: x, option="detach"),))
+
+    lib = gpulib.install(monkeypatch, "libhost", cuda, Moved)
+    x, lib.copied = lib.made(1), "never"
+    with pytest.raises(errors.ConversionError, match="it requires gradients") as caught:
+        slow(x, to="libhost", device="cpu")
+    assert caught.value.fix == "Pass detach=True."
+    assert str(dlx.plan(x, to="libhost", device="cpu").error) == str(caught.value)
+    plan = dlx.plan(x, to="libhost", device="cpu", detach=True)
+    assert [step.do for step in plan.steps][-2:] == ["detach", "move"]
+    assert slow(x, to="libhost", device="cpu", detach=True).tensor.device == dlx.Device("cpu")
+    assert lib.copied == "never"
+    assert slow(x, to="libhost") is x
+    assert dlx.plan(x, to="libhost", copy=True).outcome == "copied"
 
 
 def test_what_it_cannot_hold_is_refused(lib):

@@ -436,6 +436,23 @@ def test_tracers_are_refused(transform):
     assert dlx.convert(values, to="numpy").sum() == 6
 
 
+def test_detach_drops_what_jax_records():
+    """Inside jax too: nothing says whether a tracer is differentiated, so that each is cut off."""
+    plans = []
+
+    def squares(x):
+        plans.append(dlx.plan(x, to="jax", detach=True))
+        return (dlx.convert(x, to="jax", detach=True) ** 2).sum()
+
+    x = jnp.ones(3)
+    assert jax.grad(squares)(x).tolist() == [0, 0, 0]
+    assert jax.jvp(squares, (x,), (x,))[1] == 0
+    assert jax.grad(lambda x: jax.vmap(squares)(x).sum())(jnp.ones((2, 3))).sum() == 0
+    assert jax.jit(squares)(x) == 3
+    assert {(plan.outcome, plan.steps[0].do) for plan in plans} == {("shared", "detach")}
+    assert dlx.convert(x, to="jax", detach=True) is x
+
+
 def test_constants_inside_of_jit():
     """Other arrays can be converted to jax inside of a transformation, where they are constants."""
     source = aligned(np.arange(3, dtype="float32"))

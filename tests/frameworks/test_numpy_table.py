@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import itertools
 import subprocess
 import sys
 import sysconfig
+import weakref
 
 import pytest
 from arrays import DTYPES, LAYOUTS
@@ -427,3 +429,21 @@ def test_read_only_without_an_address(np):
     tensor = native.tensor_new(0, (0, 3), None, (2, 32, 1), (1, 0), 1, None)
     for convert in (dlx.convert, dlx.convert.__wrapped__):
         assert not convert(tensor, to="numpy").flags.writeable
+
+
+def test_scalar_types_of_others_are_not_kept(np):
+    """Those of ml_dtypes are looked up once; one that a program makes may go."""
+
+    def refused():
+        class Mine(np.record):
+            pass
+
+        array = np.zeros(3, np.dtype((Mine, [("a", "i4")])))
+        assert array.dtype.type is Mine
+        with contextlib.suppress(dlx.errors.DTypeError):
+            dlx.convert(array, to="dlx")
+        return weakref.ref(Mine)
+
+    kind = refused()
+    gc.collect()
+    assert kind() is None

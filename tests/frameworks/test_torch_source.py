@@ -486,6 +486,45 @@ def test_a_graph_is_dropped_inside_torch_of_what_has_no_memory(torch):
         assert dlx.plan(tensor, to="torch", detach=True).steps[0].do == "detach"
 
 
+@pytest.mark.parametrize("convert", [dlx.convert, dlx.convert.__wrapped__], ids=["fast", "slow"])
+@pytest.mark.parametrize("transform", ["grad", "grad of vmap", "jvp", "dual"])
+@only_warns
+def test_a_graph_is_dropped_inside_torch_within_transforms(torch, transform, convert):
+    """Also where only a level inside records it, of which the tensor says nothing."""
+    func, forward, found = torch.func, torch.autograd.forward_ad, []
+
+    def function(x):
+        assert convert(x, to="torch") is x
+        found.append(dlx.plan(x, to="torch", detach=True).steps[0].do)
+        return (convert(x, to="torch", detach=True) ** 2).sum()
+
+    x = torch.ones(2, 3)
+    if transform == "dual":
+        with forward.dual_level():
+            result = function(forward.make_dual(x, x))
+            assert forward.unpack_dual(result).tangent is None
+    elif transform == "jvp":
+        assert func.jvp(function, (x,), (x,))[1] == 0
+    else:
+        inner = function if transform == "grad" else lambda x: func.vmap(function)(x).sum()
+        assert not func.grad(inner)(x).any()
+    assert found == ["detach"]
+
+
+@pytest.mark.parametrize("convert", [dlx.convert, dlx.convert.__wrapped__], ids=["fast", "slow"])
+def test_a_graph_that_torch_does_not_drop_is_refused(torch, convert):
+    """What is not initialized yet torch does not detach either; without gradients there is nothing to drop."""
+    lazy = torch.nn.parameter
+    with pytest.raises(errors.LayoutError, match="it is not initialized yet") as caught:
+        convert(lazy.UninitializedParameter(), to="torch", detach=True)
+    assert caught.value.fix == "Run the module once first."
+    plan = dlx.plan(lazy.UninitializedParameter(), to="torch", detach=True)
+    assert (plan.outcome, str(plan.error)) == ("refused", str(caught.value))
+    for plain in (lazy.UninitializedParameter(requires_grad=False), lazy.UninitializedBuffer()):
+        assert convert(plain, to="torch", detach=True) is plain
+        assert dlx.plan(plain, to="torch", detach=True).outcome == "same"
+
+
 def test_distributed_tensors_name_the_call(np, torch):
     """A DTensor has no memory that holds all of it; its part does."""
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")

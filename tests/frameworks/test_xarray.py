@@ -72,6 +72,14 @@ def test_dates_are_refused_by_name(array):
         dlx.convert(array.coords["when"], to="dlx")
 
 
+@pytest.mark.parametrize("call", [dlx.describe, lambda x: dlx.shares_memory(x, b""), lambda x: dlx.stack([x], "dlx")])
+def test_where_one_array_is_asked_for_it_is_a_container(array, call):
+    """Though it gives Arrow data out as well."""
+    with pytest.raises(errors.AdapterNotFoundError) as caught:
+        call(array)
+    assert caught.value.fix.startswith("Give one of the arrays in it")
+
+
 def test_xarray_is_no_target(array):
     """And is not listed as one."""
     with pytest.raises(errors.AdapterNotFoundError, match="no target") as caught:

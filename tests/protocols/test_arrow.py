@@ -756,6 +756,24 @@ def test_the_target_is_known(np):
     assert dlx.convert({"a": np.arange(2)}, to="arrow")["a"].readonly
 
 
+def test_a_class_that_is_no_key_is_described(np):
+    """What is known of a class is kept by it, unless its metaclass has a say."""
+
+    class Meta(type):
+        __hash__ = None
+
+        def __eq__(cls, other):
+            return True
+
+    class Series(metaclass=Meta):
+        def __arrow_c_array__(self, requested_schema=None):
+            return dlx.convert(np.arange(3), to="arrow").__arrow_c_array__()
+
+    found = dlx.describe(Series())
+    assert (found.shape, found.protocols) == ((3,), ("__arrow_c_array__",))
+    assert dlx.plan(Series(), to="numpy").outcome == "shared"
+
+
 def test_capsules_that_two_threads_take_at_once():
     """One gets the array, the other an error: nothing is released twice, and nothing is left."""
     live = native.live()

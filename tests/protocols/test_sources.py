@@ -781,6 +781,7 @@ def test_released_memoryviews():
     with pytest.raises(errors.ConversionError, match="released") as caught:
         dlx.convert(view, to="dlx")
     assert type(caught.value.__cause__) is ValueError
+    assert caught.value.fix == "Convert it before it is released or closed."
 
 
 def test_indirect_buffers():

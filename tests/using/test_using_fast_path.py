@@ -356,6 +356,24 @@ def test_adapters_that_are_loaded_later_are_asked(invocations, monkeypatch):
     assert len(invocations) == 2
 
 
+def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
+    """What was found of the types before it was there is not kept."""
+    run, what_is = dlx.using("torch")(lambda x: x + 1), fast_path.what_is
+
+    def loading(kind):
+        monkeypatch.setattr(fast_path, "what_is", what_is)
+        registry._forget()
+        return what_is(kind)
+
+    run(np.ones(2))
+    again = dlx.using("torch")(lambda x: x + 1)
+    invocations.clear()
+    monkeypatch.setattr(fast_path, "what_is", loading)
+    for _ in range(3):
+        assert type(again(np.ones(2))) is np.ndarray
+    assert len(invocations) == 2
+
+
 def test_types_that_cannot_be_keys_and_types_that_go(invocations):
     """A metaclass is not asked, and what is known of types does not keep more than some of them."""
 
