@@ -539,36 +539,34 @@ static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorV
   return result;
 }
 
-/* What is copied, or is in device memory. Owns: takes `made`; the result is new. Errors: NULL, as
- * py_fast_path_run. */
-RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                             PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
-  if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
-  made = py_fast_path_resolve(r, made, options, resolvable);
-  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
-}
-
 /* Of an array that cannot be exported as it is. Owns, Errors: as py_fast_path_run. */
-RARE PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
-                             unsigned options) {
+static PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                               unsigned options) {
   uint32_t resolvable;
   DLManagedTensorVersioned* made = py_fast_path_unblocked(r, obj, options, &resolvable);
   if (made && resolvable) made = py_fast_path_resolve(r, made, options, resolvable);
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
 }
 
+/* What is not handed over as it was borrowed: it is copied, is in device memory, or `made` is NULL.
+ * Owns: takes `made`; the result is new. GIL: needed. Errors: NULL, as py_fast_path_run. */
+RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                             PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
+  if (made == NULL)
+    return resolvable == DLX_BLOCKED ? run_unblocked(callable, r, obj, to, options) : NULL;
+  if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
+  made = py_fast_path_resolve(r, made, options, resolvable);
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   uint32_t resolvable;
-  PyObject* result = NULL;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
-  if (made)
-    result = resolvable || options & DLX_COPIES
-                 ? run_specially(callable, r, made, obj, to, options, resolvable)
-                 : hand_over(callable, r, made, obj, to, NULL);
-  else if (resolvable == DLX_BLOCKED)
-    result = run_unblocked(callable, r, obj, to, options);
+  PyObject* result = made == NULL || resolvable || options & DLX_COPIES
+                         ? run_specially(callable, r, made, obj, to, options, resolvable)
+                         : hand_over(callable, r, made, obj, to, NULL);
   py_route_leave(r);
   return result;
 }

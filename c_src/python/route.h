@@ -171,8 +171,14 @@ static inline void py_route_enter(py_route* route) {
   route->users++;
 }
 
+/* Free a route that was replaced while calls ran on it. GIL: needed; may run Python. A pending
+ * exception is kept. */
+void py_route_drop(py_route* route);
+
 /* GIL: needed; may run Python. A pending exception is kept. */
-void py_route_leave(py_route* route);
+static inline void py_route_leave(py_route* route) {
+  if (--route->users == 0 && route->is_replaced) py_route_drop(route);
+}
 #endif
 
 /* The next call finds the route anew. */
