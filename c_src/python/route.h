@@ -33,6 +33,7 @@ typedef struct {
  * attribute of another object that must equal it (what the target takes depends on it). */
 typedef struct {
   PyObject *owner, *name, *value;
+  uint64_t version; /* of the dict when the switch was last found off; before Python 3.12 */
 } py_switch;
 
 /* How a type that no adapter lists is asked for a capsule; all strong. */
@@ -265,7 +266,7 @@ int py_fast_path_takes(py_route* route, DLManagedTensorVersioned* made, unsigned
 
 /* Whether no switch is on and no early guard holds of an array. GIL: needed; may run Python.
  * Errors: 0 = ask Python, unless an exception is set. */
-int py_fast_path_is_clear(const py_route* route, PyObject* obj);
+int py_fast_path_is_clear(py_route* route, PyObject* obj);
 
 /* The same, and that the target takes what it took when the route was found: all that can be said
  * before an array is exported. */
