@@ -61,12 +61,22 @@ static const DLDataType dtypes[NUMBERS] = {
     [23] = {kDLFloat, 16, 1},
 };
 
-/* The first numpy type number of a dtype (long before long long); -1 = none. */
-static int number_of(DLDataType dtype) {
-  for (int n = 0; n < NUMBERS; n++) {
-    if (dtypes[n].bits == dtype.bits && dtypes[n].code == dtype.code && dtype.lanes == 1) return n;
+/* The other way round, by DLPack's code and the power of two of the bytes; -1 = none. */
+static signed char numbers[kDLBool + 1][5];
+
+static void fill_numbers(void) {
+  memset(numbers, -1, sizeof numbers);
+  for (int n = NUMBERS - 1; n >= 0; n--) { /* long comes before long long, and stays */
+    if (dtypes[n].bits)
+      numbers[dtypes[n].code][__builtin_ctz(dtypes[n].bits / 8u)] = (signed char)n;
   }
-  return -1;
+}
+
+/* The numpy type number of a dtype; -1 = none. */
+static int number_of(DLDataType dtype) {
+  if (dtype.code > kDLBool || dtype.lanes != 1 || dtype.bits < 8 || dtype.bits & (dtype.bits - 1))
+    return -1;
+  return numbers[dtype.code][__builtin_ctz(dtype.bits / 8u)];
 }
 
 /* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. Threads read
@@ -325,5 +335,6 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
+  fill_numbers();
   return py_gil_open() < 0 ? NULL : py_without_gil(PyModule_Create(&definition));
 }

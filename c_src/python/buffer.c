@@ -17,7 +17,7 @@ static char nothing[16]; /* the address of what has no elements, for those who w
  * be marked '<' (ctypes does) without being 4 bytes wide; a union calls itself 'B' without being
  * bytes. For each dtype the letters that are written come first. */
 static const struct {
-  const char* letters;
+  char letters[3];
   uint8_t code, width, wider, is_written;
 } formats[] = {
     {"?", kDLBool, 1, 1, 1},       {"b", kDLInt, 1, 1, 1},      {"h", kDLInt, 2, 2, 1},
@@ -45,8 +45,8 @@ static const char* format_of(DLDataType dtype) {
 /* GIL: not needed. Errors: -1 where the letters are no number of this many bytes. */
 static int dtype_of(const char* letters, Py_ssize_t itemsize, DLDataType* out) {
   for (size_t i = 0; i < FORMATS; i++) {
-    if ((formats[i].width == itemsize || formats[i].wider == itemsize) &&
-        strcmp(formats[i].letters, letters) == 0) {
+    if (formats[i].letters[0] == *letters && strcmp(formats[i].letters, letters) == 0 &&
+        (formats[i].width == itemsize || formats[i].wider == itemsize)) {
       *out = (DLDataType){formats[i].code, (uint8_t)(8 * itemsize), 1};
       return 0;
     }

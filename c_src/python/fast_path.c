@@ -104,14 +104,25 @@ static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
   return found == wanted;
 }
 
+#if PY_VERSION_HEX < 0x030C0000
+/* Every change of any dict gives it a version that no dict had before. */
+INLINE int is_unchanged(py_switch* s) {
+  uint64_t version = ((PyDictObject*)s->owner)->ma_version_tag;
+  if (version == s->version) return 1;
+  if (PyDict_GetItemWithError(s->owner, s->name) != s->value) return 0;
+  s->version = version;
+  return 1;
+}
+#else
+INLINE int is_unchanged(py_switch* s) {
+  return PyDict_GetItemWithError(s->owner, s->name) == s->value;
+}
+#endif
+
 /* Errors: 0 = ask Python. */
-static int switches_off(const py_route* r) {
+INLINE int switches_off(py_route* r) {
   for (int i = 0; i < r->n_switches; i++) {
-    const py_switch* s = &r->switches[i];
-    if (PyDict_GetItemWithError(s->owner, s->name) != s->value) {
-      py_error_forget();
-      return 0;
-    }
+    if (!is_unchanged(&r->switches[i])) return py_error_forget(), 0;
   }
   return 1;
 }
@@ -348,18 +359,22 @@ INLINE int has_questions(const py_route* r, DLDataType dtype) {
   return 0;
 }
 
-int py_fast_path_is_clear(const py_route* r, PyObject* obj) {
+int py_fast_path_is_clear(py_route* r, PyObject* obj) {
   return switches_off(r) && early_clear(r, obj);
 }
 
+INLINE int is_open(py_route* r, PyObject* obj) {
+  return (r->n_states == 0 || py_fast_path_holds(r)) && switches_off(r) && early_clear(r, obj);
+}
+
 int py_fast_path_is_open(py_route* r, PyObject* obj) {
-  return py_fast_path_holds(r) && py_fast_path_is_clear(r, obj);
+  return is_open(r, obj);
 }
 
 DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
   uint32_t resolvable;
   if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL ||
-      !r->is_borrowed || r->is_immutable || !py_fast_path_is_open(r, obj))
+      !r->is_borrowed || r->is_immutable || !is_open(r, obj))
     return 0;
   for (int asked = 0;; asked = 1) {
     if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0 || PyErr_Occurred()) {
@@ -539,50 +554,53 @@ static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorV
   return result;
 }
 
-/* What is copied, or is in device memory. Owns: takes `made`; the result is new. Errors: NULL, as
- * py_fast_path_run. */
-RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                             PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
-  if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
-  made = py_fast_path_resolve(r, made, options, resolvable);
-  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
-}
-
 /* Of an array that cannot be exported as it is. Owns, Errors: as py_fast_path_run. */
-RARE PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
-                             unsigned options) {
+static PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                               unsigned options) {
   uint32_t resolvable;
   DLManagedTensorVersioned* made = py_fast_path_unblocked(r, obj, options, &resolvable);
   if (made && resolvable) made = py_fast_path_resolve(r, made, options, resolvable);
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
 }
 
+/* What is not handed over as it was borrowed: it is copied, is in device memory, or `made` is NULL.
+ * Owns: takes `made`; the result is new. GIL: needed. Errors: NULL, as py_fast_path_run. */
+RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                             PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
+  if (made == NULL)
+    return resolvable == DLX_BLOCKED ? run_unblocked(callable, r, obj, to, options) : NULL;
+  if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
+  made = py_fast_path_resolve(r, made, options, resolvable);
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   uint32_t resolvable;
-  PyObject* result = NULL;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
-  if (made)
-    result = resolvable || options & DLX_COPIES
-                 ? run_specially(callable, r, made, obj, to, options, resolvable)
-                 : hand_over(callable, r, made, obj, to, NULL);
-  else if (resolvable == DLX_BLOCKED)
-    result = run_unblocked(callable, r, obj, to, options);
+  PyObject* result = made == NULL || resolvable || options & DLX_COPIES
+                         ? run_specially(callable, r, made, obj, to, options, resolvable)
+                         : hand_over(callable, r, made, obj, to, NULL);
   py_route_leave(r);
   return result;
 }
 
-py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to) {
-  py_route* r = py_route_find(type, to);
-  if (r) return r;
+/* Of a pair that the table lacks. Owns, Errors: as py_fast_path_route. */
+RARE py_route* learnt(PyObject* callable, PyTypeObject* type, PyObject* to) {
   /* Strings that are equal but not the same object share one route; literals are interned already.
    */
   PyObject* key = py_route_key(to);
-  if (key != to && (r = py_route_find(type, key))) return r;
+  py_route* r = key != to ? py_route_find(type, key) : NULL;
+  if (r) return r;
   PyObject* done =
       PyObject_CallFunctionObjArgs(((FastPathObject*)callable)->learn, (PyObject*)type, to, NULL);
   if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
   return py_route_find(type, py_route_key(to));
+}
+
+DLX_HOT py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to) {
+  py_route* r = py_route_find(type, to);
+  return r ? r : learnt(callable, type, to);
 }

@@ -204,12 +204,10 @@ static void free_retired(void) {
   }
 }
 
-DLX_HOT void py_route_leave(py_route* r) {
-  if (--r->users == 0 && r->is_replaced) {
-    py_pending pending = py_pending_save();
-    route_free(r);
-    py_pending_restore(pending);
-  }
+void py_route_drop(py_route* r) {
+  py_pending pending = py_pending_save();
+  route_free(r);
+  py_pending_restore(pending);
 }
 #endif
 

@@ -33,6 +33,7 @@ typedef struct {
  * attribute of another object that must equal it (what the target takes depends on it). */
 typedef struct {
   PyObject *owner, *name, *value;
+  uint64_t version; /* of the dict when the switch was last found off; before Python 3.12 */
 } py_switch;
 
 /* How a type that no adapter lists is asked for a capsule; all strong. */
@@ -171,8 +172,14 @@ static inline void py_route_enter(py_route* route) {
   route->users++;
 }
 
+/* Free a route that was replaced while calls ran on it. GIL: needed; may run Python. A pending
+ * exception is kept. */
+void py_route_drop(py_route* route);
+
 /* GIL: needed; may run Python. A pending exception is kept. */
-void py_route_leave(py_route* route);
+static inline void py_route_leave(py_route* route) {
+  if (--route->users == 0 && route->is_replaced) py_route_drop(route);
+}
 #endif
 
 /* The next call finds the route anew. */
@@ -259,7 +266,7 @@ int py_fast_path_takes(py_route* route, DLManagedTensorVersioned* made, unsigned
 
 /* Whether no switch is on and no early guard holds of an array. GIL: needed; may run Python.
  * Errors: 0 = ask Python, unless an exception is set. */
-int py_fast_path_is_clear(const py_route* route, PyObject* obj);
+int py_fast_path_is_clear(py_route* route, PyObject* obj);
 
 /* The same, and that the target takes what it took when the route was found: all that can be said
  * before an array is exported. */

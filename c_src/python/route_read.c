@@ -63,12 +63,13 @@ static int read_guards(PyObject* guards, py_route* r) {
 }
 
 /* Errors: -1 with an exception. */
-static int read_switches(PyObject* switches, py_switch* out, int* n) {
+static int read_switches(PyObject* switches, PyTypeObject* owners, py_switch* out, int* n) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(switches); i++) {
     PyObject *owner, *name, *value;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(switches, i), "OUO:Switch", &owner, &name, &value))
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(switches, i), "O!UO:Switch", owners, &owner, &name,
+                          &value))
       return -1;
-    out[(*n)++] = (py_switch){Py_NewRef(owner), Py_NewRef(name), Py_NewRef(value)};
+    out[(*n)++] = (py_switch){Py_NewRef(owner), Py_NewRef(name), Py_NewRef(value), 0};
   }
   return 0;
 }
@@ -195,8 +196,9 @@ static int read_fields(PyObject* const* field, py_route* r) {
     PyErr_SetString(PyExc_ValueError, "too many guards for the fast path");
     return -1;
   }
-  if (read_guards(guards, r) < 0 || read_switches(switches, r->switches, &r->n_switches) < 0 ||
-      read_switches(states, r->states, &r->n_states) < 0 ||
+  if (read_guards(guards, r) < 0 ||
+      read_switches(switches, &PyDict_Type, r->switches, &r->n_switches) < 0 ||
+      read_switches(states, &PyBaseObject_Type, r->states, &r->n_states) < 0 ||
       read_question(field[DETACH], &r->detach) < 0 || read_question(field[OWNER], &r->owner) < 0 ||
       read_question(field[START], &r->start) < 0 || read_question(field[NBYTES], &r->nbytes) < 0 ||
       read_question(field[DTYPE], &r->dtype) < 0 ||
