@@ -307,6 +307,8 @@ def _like(kind: type, source: Adapter | None) -> Route | None:
 
 def _container(handler: Container, target: Target) -> Route | None:
     """Return the route of a container that cannot hold the target's arrays; None for the Python path."""
+    if handler.kind == "wrapper" and handler.unflatten is None and handler.falls_to is not None:
+        return Route(children=lambda obj, may_copy: handler.flatten(obj)[1][0])
     falls_to = {"sequence": list, "mapping": dict}.get(handler.kind)
     if handler.holds in (None, target.name) or falls_to is None or handler.falls_to is not falls_to:
         return None
