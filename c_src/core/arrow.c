@@ -169,7 +169,8 @@ int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
     at += sizeof size;
     memcpy(&size, at, sizeof size);
     if (size < 0) return 1;
-    if (i % 2 == 0 && size == sizeof name - 1 && memcmp(at + sizeof size, name, sizeof name - 1) == 0)
+    if (i % 2 == 0 && size == sizeof name - 1 &&
+        memcmp(at + sizeof size, name, sizeof name - 1) == 0)
       return 1;
   }
   return 0;

@@ -432,8 +432,9 @@ DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
   dlx_arrow_fault fault;
   int status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
   if (status == DLX_OK)
-    status = is_plain(dlx_arrow_schema(data), &column) && is_in_one(&column) ? dlx_arrow_share(data, &column, out)
-                                                           : DLX_E_COPY;
+    status = is_plain(dlx_arrow_schema(data), &column) && is_in_one(&column)
+                 ? dlx_arrow_share(data, &column, out)
+                 : DLX_E_COPY;
   drop(data);
   if (status == DLX_OK) return 0;
   contradiction(status, &fault);
@@ -528,8 +529,7 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
     PyObject* value = column_of(data, i, 0);
     const char* text = value ? schema->children[i]->name : NULL;
     if (text == NULL) text = "";
-    PyObject* name =
-        value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+    PyObject* name = value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
     n_blocked += value == Py_None;
     int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
     Py_XDECREF(name);

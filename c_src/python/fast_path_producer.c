@@ -185,11 +185,11 @@ PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t n
   return result;
 }
 
-PyDoc_STRVAR(
-    producer_answer_doc,
-    "producer_answer(obj, /)\n--\n\n"
-    "Return (obj, what its `__dlpack__` or Arrow's method gave, what it raised) where the fast path "
-    "called it for\nthe conversion that runs now; else None. It is given once.");
+PyDoc_STRVAR(producer_answer_doc,
+             "producer_answer(obj, /)\n--\n\n"
+             "Return (obj, what its `__dlpack__` or Arrow's method gave, what it raised) where the "
+             "fast path "
+             "called it for\nthe conversion that runs now; else None. It is given once.");
 
 static PyObject* producer_answer(PyObject* module, PyObject* obj) {
   if (present == NULL) Py_RETURN_NONE;
