@@ -236,12 +236,7 @@ _FILES = (
         identity=lambda child: getattr(child, "id", None),  # the same for every name of one object in the file
         falls_to=dict,
     ),
-    Container(
-        types=("h5py.Dataset",),
-        kind="wrapper",
-        flatten=lambda dataset: (None, [dataset[()]]),
-        unflatten=lambda dataset, keys, children, new_empty: children[0],
-    ),
+    Container(types=("h5py.Dataset",), kind="wrapper", flatten=lambda dataset: (None, [dataset[()]])),
     Container(
         types=("safetensors.safe_open",),
         kind="mapping",

@@ -75,14 +75,7 @@ class PandasAdapter(ArrowSource):
     types = ("pandas.Series",)
     immutable = True
     fast_path = FastPath(types=("pandas.Series",), export=_shared, describe=_info)
-    containers = (
-        Container(
-            types=("pandas.DataFrame",),
-            kind="wrapper",
-            flatten=_columns,
-            unflatten=lambda obj, keys, children, new_empty: children[0],
-        ),
-    )
+    containers = (Container(types=("pandas.DataFrame",), kind="wrapper", flatten=_columns, falls_to=dict),)
 
     def describe(self, obj: Any) -> Description:
         tensor = _shared(obj)

@@ -155,6 +155,22 @@ void* dlx_arrow_event(const dlx_arrow* data) {
   return NULL;
 }
 
+int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
+  static const char name[] = "ARROW:extension:name";
+  const char* at = schema->metadata;
+  int32_t n = 0, size;
+  if (at) memcpy(&n, at, sizeof n);
+  for (int64_t i = 0; i < 2 * (int64_t)n; i++, at += size) { /* keys, each before its value */
+    at += sizeof size;
+    memcpy(&size, at, sizeof size);
+    if (size < 0) return 1;
+    if (i % 2 == 0 && size == sizeof name - 1 &&
+        memcmp(at + sizeof size, name, sizeof name - 1) == 0)
+      return 1;
+  }
+  return 0;
+}
+
 /* ---- checked --------------------------------------------------------------------------------- */
 
 static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {

@@ -148,6 +148,10 @@ const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
  * not needed. */
 void* dlx_arrow_event(const dlx_arrow* data);
 
+/* Whether a type is an extension type, whose values mean something else. GIL: not needed. Errors: 1
+ * = its metadata contradict themselves. */
+int dlx_arrow_is_extension(const struct ArrowSchema* schema);
+
 /* Understand and check a column, in all that can be seen: what lies behind a pointer is believed.
  * Owns: what `out` points to is borrowed. GIL: not needed. Errors: DLX_E_ARROW = it contradicts
  * itself, `fault` says where. */

@@ -145,11 +145,8 @@ PyDoc_STRVAR(arrow_open_doc,
              "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
              "for the functions below.");
 
-static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2 || !PyUnicode_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "arrow_open takes an object and the name of a method");
-    return NULL;
-  }
+/* Owns: new reference. GIL: needed; runs Python. Errors: NULL with an exception. */
+static PyObject* open_by(PyObject* obj, PyObject* method) {
   static const struct {
     const char *method, *name;
   } capsules[] = {{"__arrow_c_array__", k_array},
@@ -157,13 +154,19 @@ static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t 
                   {"__arrow_c_device_stream__", k_device_stream},
                   {"__arrow_c_device_array__", k_device_array}};
   size_t i = 0;
-  while (i < 3 && PyUnicode_CompareWithASCIIString(args[1], capsules[i].method) != 0) i++;
+  while (i < 3 && PyUnicode_CompareWithASCIIString(method, capsules[i].method) != 0) i++;
   const char* name = capsules[i].name;
-  dlx_arrow* data = take(args[0], args[1], name);
+  dlx_arrow* data = take(obj, method, name);
   if (data == NULL) return NULL;
   PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
   if (capsule == NULL) drop(data);
   return capsule;
+}
+
+static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs == 2 && PyUnicode_Check(args[1])) return open_by(args[0], args[1]);
+  PyErr_SetString(PyExc_TypeError, "arrow_open takes an object and the name of a method");
+  return NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
@@ -407,11 +410,13 @@ static dlx_arrow* take_host(PyObject* obj) {
   return has_stream ? take(obj, stream_method, k_stream) : take(obj, array_method, k_array);
 }
 
-/* Numbers without nulls. What has metadata may be of an extension type, whose values mean something
- * else. */
-static int is_plain(dlx_arrow* data, const dlx_arrow_column* column) {
-  return column->is_numbers && !column->n_nulls && column->values == dlx_arrow_schema(data) &&
-         column->values->metadata == NULL;
+/* Numbers without nulls, or fixed-size lists of such, none of an extension type. */
+static int is_plain(const struct ArrowSchema* schema, const dlx_arrow_column* column) {
+  if (!column->is_numbers || column->n_nulls) return 0;
+  for (;; schema = schema->children[0]) {
+    if (dlx_arrow_is_extension(schema)) return 0;
+    if (schema == column->values) return 1;
+  }
 }
 
 static int is_in_one(const dlx_arrow_column* column) {
@@ -427,8 +432,9 @@ DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
   dlx_arrow_fault fault;
   int status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
   if (status == DLX_OK)
-    status = is_plain(data, &column) && is_in_one(&column) ? dlx_arrow_share(data, &column, out)
-                                                           : DLX_E_COPY;
+    status = is_plain(dlx_arrow_schema(data), &column) && is_in_one(&column)
+                 ? dlx_arrow_share(data, &column, out)
+                 : DLX_E_COPY;
   drop(data);
   if (status == DLX_OK) return 0;
   contradiction(status, &fault);
@@ -481,7 +487,7 @@ static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
   int status;
   Py_BEGIN_ALLOW_THREADS
     status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
-    if (status == DLX_OK && is_plain(data, &column) && !is_in_one(&column) &&
+    if (status == DLX_OK && is_plain(dlx_arrow_schema(data), &column) && !is_in_one(&column) &&
         column.device.device_type == kDLCPU)
       status = dlx_arrow_gather(data, DLX_ARROW_WHOLE, &column, &made);
   Py_END_ALLOW_THREADS
@@ -489,6 +495,83 @@ static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
   if (status != DLX_OK) return contradiction(status, &fault);
   if (made == NULL) Py_RETURN_NONE;
   return py_tensor_wrap(made);
+}
+
+/* A column of a table of the host: a tensor that shares it, or None where it must be joined;
+ * `joins`: a tensor of the joined copy. Owns: new reference. GIL: needed, released meanwhile.
+ * Errors: NULL = the Python path says why, unless an exception is set. */
+static PyObject* column_of(dlx_arrow* data, int64_t number, int joins) {
+  dlx_arrow_column column;
+  dlx_arrow_fault fault;
+  DLManagedTensorVersioned* made = NULL;
+  int is_known;
+  Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
+    is_known = dlx_arrow_look(data, number, &column, &fault) == DLX_OK &&
+               column.device.device_type == kDLCPU &&
+               is_plain(dlx_arrow_schema(data)->children[number], &column);
+    if (is_known && is_in_one(&column))
+      is_known = dlx_arrow_share(data, &column, &made) == DLX_OK;
+    else if (is_known && joins)
+      is_known = dlx_arrow_gather(data, number, &column, &made) == DLX_OK;
+  Py_END_ALLOW_THREADS
+  if (made) return py_tensor_wrap(made);
+  return is_known ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Put the columns of a table into a dict, by their names; nothing is copied before all are known.
+ * Errors: 0 = the Python path says why, unless an exception is set. */
+static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
+  const struct ArrowSchema* schema = dlx_arrow_schema(data);
+  Py_ssize_t n_blocked = 0, position = 0;
+  if (!dlx_arrow_is_table(data) || dlx_arrow_is_extension(schema) || dlx_arrow_event(data))
+    return 0;
+  for (int64_t i = 0; i < schema->n_children; i++) {
+    PyObject* value = column_of(data, i, 0);
+    const char* text = value ? schema->children[i]->name : NULL;
+    if (text == NULL) text = "";
+    PyObject* name = value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+    n_blocked += value == Py_None;
+    int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
+    Py_XDECREF(name);
+    Py_XDECREF(value);
+    if (failed || PyDict_GET_SIZE(columns) <= i || (n_blocked && !joins)) return 0; /* or twice */
+  }
+  PyObject *name, *value;
+  for (int64_t i = 0; n_blocked && PyDict_Next(columns, &position, &name, &value); i++) {
+    if (value != Py_None) continue;
+    PyObject* joined = column_of(data, i, 1);
+    int failed = joined == NULL || PyDict_SetItem(columns, name, joined) < 0;
+    Py_XDECREF(joined);
+    if (failed) return 0;
+  }
+  return 1;
+}
+
+PyDoc_STRVAR(
+    arrow_columns_doc,
+    "arrow_columns(method, obj, joins, /)\n--\n\n"
+    "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives, where that is a "
+    "table of the host\nwhose columns are numbers without nulls; else (None, data), or (None, what "
+    "the method raised). joins:\nchunks may be joined and bools unpacked, by a copy.");
+
+static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3 || !PyUnicode_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "arrow_columns takes a method's name, an object and a bool");
+    return NULL;
+  }
+  PyObject *answer = open_by(args[1], args[0]), *columns = NULL;
+  if (answer == NULL) {
+    if ((answer = py_error_take()) == NULL) return NULL;
+  } else if ((columns = PyDict_New()) != NULL &&
+             !fill_columns(data_of(answer), columns, args[2] == Py_True)) {
+    Py_CLEAR(columns);
+  }
+  PyObject* found = PyErr_Occurred() && py_error_forget() < 0
+                        ? NULL
+                        : PyTuple_Pack(2, columns ? columns : Py_None, answer);
+  Py_XDECREF(columns);
+  Py_DECREF(answer);
+  return found;
 }
 
 /* ---- given ----------------------------------------------------------------------------------- */
@@ -588,5 +671,6 @@ PyMethodDef py_arrow_functions[] = {
     {"arrow_gather", (PyCFunction)(void (*)(void))arrow_gather, METH_FASTCALL, arrow_gather_doc},
     {"arrow_exchange", arrow_exchange, METH_VARARGS, arrow_exchange_doc},
     {"arrow_joined", arrow_joined, METH_O, arrow_joined_doc},
+    {"arrow_columns", (PyCFunction)(void (*)(void))arrow_columns, METH_FASTCALL, arrow_columns_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -25,6 +25,10 @@ int py_error_may_go(PyObject* type);
  * set; 0 = none is set now. */
 int py_error_forget(void);
 
+/* The exception that is set, which is cleared as by py_error_forget. Owns: new reference. GIL:
+ * needed. Errors: NULL with the exception still set. */
+PyObject* py_error_take(void);
+
 /* An exception that is set while foreign code may run is put aside and back again. */
 typedef struct {
   PyObject *type, *value, *traceback;

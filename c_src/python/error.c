@@ -39,6 +39,16 @@ int py_error_forget(void) {
   return 0;
 }
 
+PyObject* py_error_take(void) {
+  if (!py_error_may_go(PyErr_Occurred())) return NULL;
+  py_pending error = py_pending_save();
+  PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+  if (error.traceback) PyException_SetTraceback(error.value, error.traceback);
+  Py_XDECREF(error.type);
+  Py_XDECREF(error.traceback);
+  return error.value;
+}
+
 PyDoc_STRVAR(set_errors_doc,
              "set_errors(classes, /)\n--\n\n"
              "Register the class to raise for each status, as a dict {status: class}.");

@@ -20,7 +20,7 @@ int py_producer_init(void) {
   return dtype_name && device_name && dlpack_name ? 0 : -1;
 }
 
-/* {address: (object, what __dlpack__ gave or None, what it raised or None)}: what the fast path
+/* {address: (object, what its method gave or None, what it raised or None)}: what the fast path
  * leaves to the Python path, and what the conversion that runs now was left. */
 static FEW_WORDS PyObject *left, *present;
 
@@ -93,13 +93,7 @@ DLX_HOT static void call(const py_producer* p, PyObject* obj, PyObject** given, 
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(p->values); i++)
     arguments[1 + i] = PyTuple_GET_ITEM(p->values, i);
   *given = PyObject_VectorcallMethod(dlpack_name, arguments, 1, p->names);
-  if (*given || !py_error_may_go(PyErr_Occurred())) return;
-  py_pending error = py_pending_save();
-  PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
-  if (error.traceback) PyException_SetTraceback(error.value, error.traceback);
-  *raised = error.value;
-  Py_XDECREF(error.type);
-  Py_XDECREF(error.traceback);
+  if (*given == NULL) *raised = py_error_take();
 }
 
 /* Whether the Python path that runs now was left an answer of an object. Errors: 1 with an
@@ -198,11 +192,11 @@ PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t n
   return result;
 }
 
-PyDoc_STRVAR(
-    producer_answer_doc,
-    "producer_answer(obj, /)\n--\n\n"
-    "Return (obj, what its `__dlpack__` gave, what it raised) where the fast path called it "
-    "for the conversion\nthat runs now; else None. It is given once.");
+PyDoc_STRVAR(producer_answer_doc,
+             "producer_answer(obj, /)\n--\n\n"
+             "Return (obj, what its `__dlpack__` or Arrow's method gave, what it raised) where the "
+             "fast path "
+             "called it for\nthe conversion that runs now; else None. It is given once.");
 
 static PyObject* producer_answer(PyObject* module, PyObject* obj) {
   if (present == NULL) Py_RETURN_NONE;

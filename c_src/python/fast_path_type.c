@@ -78,21 +78,34 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
   return to;
 }
 
-/* A container of another framework that becomes a list or dict. */
+/* A container of another framework that becomes a list or dict: `children` gives that, or a pair of
+ * that or None, and what the container answered, or raised, which the Python path does not ask
+ * again. */
 static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_route* r,
                                                          PyObject* obj, PyObject* to,
                                                          unsigned options) {
   py_route_enter(r);
-  PyObject* plain = PyObject_CallOneArg(r->children, obj);
+  PyObject* may_copy = options & (DLX_COPIES | DLX_SHARES) ? Py_False : Py_True;
+  PyObject* given = PyObject_CallFunctionObjArgs(r->children, obj, may_copy, NULL);
   py_route_leave(r);
-  if (plain == NULL) {
+  if (given == NULL) {
     py_error_forget();
     return NULL;
   }
-  PyObject* result = py_tree_takes(Py_TYPE(plain)) ? py_tree_run(callable, plain, to, options)
-                                                   : NULL; /* by Python */
+  int has_answer = PyTuple_CheckExact(given) && PyTuple_GET_SIZE(given) == 2;
+  PyObject* plain = has_answer ? PyTuple_GET_ITEM(given, 0) : given;
+  PyObject* result = PyDict_CheckExact(plain) || PyList_CheckExact(plain)
+                         ? py_tree_run(callable, plain, to, options)
+                         : NULL; /* by Python */
+  if (result == NULL && has_answer && !PyErr_Occurred()) {
+    PyObject* answer = PyTuple_GET_ITEM(given, 1);
+    int is_raised = PyExceptionInstance_Check(answer);
+    py_producer_leave(obj, is_raised ? NULL : answer, is_raised ? answer : NULL);
+  }
   PyObject* answers = py_producer_aside();
-  Py_DECREF(plain);
+  py_pending pending = py_pending_save(); /* what is released may run Python */
+  Py_DECREF(given);
+  py_pending_restore(pending);
   py_producer_back(answers);
   return result;
 }
@@ -195,7 +208,7 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
       result = py_fast_path_run(callable, r, args[0], to, options);
     } else if (r && r->is_fast_path) {
       result = py_producer_run(callable, r, args[0], to, options);
-    } else if (r && r->children) {
+    } else if (r && r->children && own == NULL) {
       result = call_children(callable, r, args[0], to, options);
     }
   }

@@ -333,7 +333,7 @@ DLManagedTensorVersioned* py_producer_borrow(py_route* route, PyObject* obj, uns
 PyObject* py_producer_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
                           unsigned options);
 
-/* Leave to py_producer_python what an object's __dlpack__ gave, or raised; one of them is NULL.
+/* Leave to py_producer_python what an object's method gave, or raised; one of them is NULL.
  * Errors: an exception is set, and nothing is left. */
 void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised);
 

@@ -184,18 +184,10 @@ def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> 
 OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 
 # A lazy view stands for its source, or for the part of it that a slice shows.
-VIEW = Container(
-    kind="wrapper",
-    flatten=lambda view: (None, [view._stored()]),
-    unflatten=lambda view, keys, children, new_empty: children[0],
-)
+VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
 
 # What gives out Arrow data: only that shows whether it is a table, whose columns become a dict, or a column.
-ARROW = Container(
-    kind="wrapper",
-    flatten=lambda obj: (None, [arrow.opened(obj)]),
-    unflatten=lambda obj, keys, children, new_empty: children[0],
-)
+ARROW = Container(kind="wrapper", flatten=lambda obj: (None, [arrow.opened(obj)]))
 
 # ---- look-up ---------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlx._containers import lookup
 from dlx._containers.lookup import container_of, is_plain
 from dlx._containers.tree import path_of
 from dlx._core import native
@@ -19,7 +20,7 @@ from dlx._core.types import DType, codes_of
 from dlx._engine import trace
 from dlx._engine.plan import HOST
 from dlx._engine.request import described
-from dlx._protocols import dlpack
+from dlx._protocols import arrow, dlpack
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
@@ -108,8 +109,11 @@ class Route:
     """In a route by which `like` is looked up: the target that an array of the type stands for."""
     is_host_only: bool = False
     """Its adapter knows no device but the host."""
-    children: Callable[[Any], list[Any] | dict[Any, Any]] | None = None
-    """Of a container that becomes a list or dict: gives that, around what it holds."""
+    children: Callable[[Any, bool], Any] | None = None
+    """Of a container that becomes a list or dict: ``children(obj, may_copy)`` gives that, around what it holds.
+
+    Or a pair of that or None, and of what the object's own method gave or raised: then it is not called again.
+    """
     is_same: bool = False
     """The object itself is the result."""
     is_examined: bool = False
@@ -215,6 +219,8 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
     """Return what the fast path needs; None for the Python path."""
     if source is None:
         handler = container_of(kind)
+        if handler is lookup.ARROW:
+            return Route(children=functools.partial(native.arrow_columns, arrow.method_of(kind)))
         return None if handler is None else _container(handler, target)
     given = source.fast_path
     is_own_table = source is EXCHANGE
@@ -301,13 +307,17 @@ def _like(kind: type, source: Adapter | None) -> Route | None:
 
 def _container(handler: Container, target: Target) -> Route | None:
     """Return the route of a container that cannot hold the target's arrays; None for the Python path."""
+    if handler.kind == "wrapper" and handler.unflatten is None and handler.falls_to is not None:
+        return Route(children=lambda obj, may_copy: handler.flatten(obj)[1][0])
     falls_to = {"sequence": list, "mapping": dict}.get(handler.kind)
     if handler.holds in (None, target.name) or falls_to is None or handler.falls_to is not falls_to:
         return None
     return Route(children=functools.partial(_children, handler.flatten, handler.identity))
 
 
-def _children(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) -> list[Any] | dict[Any, Any]:
+def _children(
+    flatten: Any, identity: Callable[[Any], Any] | None, obj: Any, may_copy: bool
+) -> list[Any] | dict[Any, Any]:
     """Return what a container holds, wrappers of one thing as one object."""
     keys, children = flatten(obj)
     if identity is not None:

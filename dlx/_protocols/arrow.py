@@ -13,9 +13,10 @@ from dlx._core import cuda, native
 from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
+from dlx._protocols.dlpack import answered
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
-__all__ = ["MAX_LIST", "METHODS", "NUMBERS", "Column", "Table", "column", "opened", "speaks"]
+__all__ = ["MAX_LIST", "METHODS", "NUMBERS", "Column", "Table", "column", "method_of", "opened", "speaks"]
 
 METHODS = ("__arrow_c_device_array__", "__arrow_c_device_stream__", "__arrow_c_stream__", "__arrow_c_array__")
 """In the order in which they are used: the first two never move data between devices, streams take any chunks."""
@@ -236,23 +237,36 @@ def speaks(kind: type) -> bool:
     return any(hasattr(kind, name) for name in METHODS)
 
 
-def _open(obj: Any) -> tuple[object, Type]:
-    """Ask an object for what it has; return it with its type."""
-    kind = type(obj)
+def method_of(kind: type) -> str:
+    """Return the method of Arrow's that objects of a type are asked by.
+
+    Raises
+    ------
+    LayoutError
+        If they can be read only once.
+    """
     if hasattr(kind, "__next__") or hasattr(kind, "read_all"):
         raise LayoutError(
             "it is a stream of batches, which can be read only once",
             source=type_name(kind),
             fix="Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives.",
         )
-    method = next(name for name in METHODS if hasattr(kind, name))
+    return next(name for name in METHODS if hasattr(kind, name))
+
+
+def _open(obj: Any) -> tuple[object, Type]:
+    """Ask an object for what it has; return it with its type."""
+    method = method_of(type(obj))
     try:
-        data = native.arrow_open(obj, method)
+        answer = native.producer_answer(obj)
+        data = native.arrow_open(obj, method) if answer is None else answered(*answer)
         return data, Type(*native.arrow_schema(data))
     except (DlxError, MemoryError):
         raise
     except Exception as error:
         raise foreign_error(f"{method}() failed:", error) from error
+    finally:
+        answer = None  # else what was raised keeps itself, by the frame in its traceback
 
 
 def column(obj: Any) -> Column:

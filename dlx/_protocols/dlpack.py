@@ -14,7 +14,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import Device, host_readable
 from dlx.errors import DlxError, ProtocolError
 
-__all__ = ["device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
+__all__ = ["answered", "device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
 
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
@@ -117,7 +117,7 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     try:
         answer = native.producer_answer(obj)
         if answer is not None and stream is None:  # the fast path has called it
-            capsule = _answered(*answer)
+            capsule = answered(*answer)
         else:
             function, keywords, takes_stream = _signature_of(type(obj))
             if keywords is None:
@@ -137,8 +137,8 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     return native.capsule_claim(capsule)
 
 
-def _answered(obj: Any, given: Any, raised: Exception | None) -> Any:
-    """Return what ``__dlpack__`` gave the fast path, or raise what it raised."""
+def answered(obj: Any, given: Any, raised: Exception | None) -> Any:
+    """Return what an object's method gave the fast path, or raise what it raised."""
     try:
         if raised is not None:
             raise raised

@@ -410,7 +410,7 @@ class Container:
     unflatten
         ``unflatten(obj, keys, children, new_empty)`` gives the new container: `new_empty`, filled, where there is one
         (for a container that holds itself), else one of its own making. `children` is a list that may be kept. None:
-        there can be no new one, `falls_to` is used in every case.
+        there can be no new one, `falls_to` is used in every case; a wrapper becomes its child.
     new_empty
         ``new_empty(obj)`` gives a container that exists before its children, so that it can hold itself. None: it
         cannot, as a tuple; a cycle through it is refused.
@@ -425,7 +425,8 @@ class Container:
     holds
         Name of the one target whose arrays it can hold; None where it holds anything.
     falls_to
-        ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused.
+        ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused. Of a wrapper
+        without `unflatten`: the type of its child, where that is always one of the two.
     live
         ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
         mapping whose elements are the container's own. None: `obj` itself.
@@ -463,6 +464,8 @@ class Container:
 
     def plain(self, keys: list[Any] | None, children: list[Any]) -> Any:
         """Return the children in the built-in container that stands in where this one cannot hold them."""
+        if self.kind == "wrapper":
+            return children[0]
         names = range(len(children)) if keys is None else keys
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
 

@@ -397,7 +397,7 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
         class Kept:
             def __call__(self, tensor): raise AssertionError
         opened, go_on, results = threading.Event(), threading.Event(), []
-        def children(box):
+        def children(box, may_copy):
             opened.set()
             assert go_on.wait(60)
             return [dlx.empty((2,), "float32")]

@@ -6,6 +6,8 @@ import gc
 import sys
 
 import pytest
+from agreement import facts, slow
+from called import called
 
 import dlx
 from dlx import errors
@@ -76,6 +78,29 @@ def test_a_frame_is_a_dict_of_its_columns():
     view = dlx.convert(frame, to="numpy", lazy=True)
     assert list(view) == ["x", 7, "b"] and view[7].tolist() == [1, 2]
     assert dlx.convert({"f": pd.DataFrame()}, to="numpy") == {"f": {}}
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch", "dlx"])
+def test_frames_take_the_fast_path(to):
+    """Both paths give the same columns, or refuse with the same words."""
+    pytest.importorskip(to)
+    numbers = pd.DataFrame({"x": [1.5, 2.5], 7: np.array([1, 2], "i2"), "b": [True, False]})
+    frames = {"numbers": numbers, "rows": numbers.iloc[1:], "matrix": pd.DataFrame(np.ones((2, 3)))}
+    frames |= {"text": numbers.assign(t=["a", "b"]), "empty": pd.DataFrame(), "twice": numbers[["x", "x"]]}
+
+    def outcome(convert, frame, options):
+        try:
+            found = convert(frame, to=to, **options)
+        except errors.DlxError as error:
+            return type(error), str(error)
+        sources = dict(frame.items())
+        return [(name, *facts(column, sources[name])) for name, column in found.items()]
+
+    for name, frame in frames.items():
+        for options in ({}, {"copy": False}, {"copy": True}, {"readonly": "error"}):
+            first, warm, other = (outcome(convert, frame, options) for convert in (dlx.convert, dlx.convert, slow))
+            assert first == other and warm == other, (name, options)
+    assert "convert_tree" not in called(dlx.convert, numbers, to)
 
 
 def test_two_columns_of_one_name_are_refused():
