@@ -155,6 +155,11 @@ void* dlx_arrow_event(const dlx_arrow* data) {
   return NULL;
 }
 
+int dlx_arrow_is_table(const dlx_arrow* data) {
+  const struct ArrowSchema* schema = &data->schema;
+  return schema->format && strcmp(schema->format, "+s") == 0 && schema->dictionary == NULL;
+}
+
 int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
   static const char name[] = "ARROW:extension:name";
   const char* at = schema->metadata;

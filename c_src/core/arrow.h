@@ -148,6 +148,9 @@ const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
  * not needed. */
 void* dlx_arrow_event(const dlx_arrow* data);
 
+/* Whether it is a struct, the columns of which are asked for by their numbers. GIL: not needed. */
+int dlx_arrow_is_table(const dlx_arrow* data);
+
 /* Whether a type is an extension type, whose values mean something else. GIL: not needed. Errors: 1
  * = its metadata contradict themselves. */
 int dlx_arrow_is_extension(const struct ArrowSchema* schema);
