@@ -208,6 +208,7 @@ def test_a_trace_sees_every_column():
 def test_nothing_leaks():
     """Neither of what is taken nor of what is left."""
     pa = pytest.importorskip("pyarrow")
+    gc.collect()  # what other tests left
     before = pa.total_allocated_bytes()
     for make in (*TAKEN.values(), *JOINED.values(), *LEFT.values()):
         for options in OPTIONS:

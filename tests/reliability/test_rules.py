@@ -392,6 +392,11 @@ class Lifetimes(RuleBasedStateMachine):
             size, parent, memory = self.live() - self.total(), None, Memory(group.memory.value)
         else:
             size, parent, memory = self.live() - before, group, group.memory
+        if size == 0:  # what is dlx's own, and nobody shares, moves out of the capsule as it is
+            assert kind == "dlx"
+            thing = self.new_thing(kind, obj, [group], **facts)
+            group.release()
+            return thing
         assert size in (1, 2)
         made = self.new_group(size, memory, parent)
         if not copied:
