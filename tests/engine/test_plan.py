@@ -326,7 +326,8 @@ def test_a_plan_holds_no_memory(np, torch, kind):
         obj, "numpy" if kind.endswith("incompatibility") else "torch" if kind in ("shared", "copied") else "numpy"
     )
     del obj
-    assert plan.outcome and alive() is None
+    assert plan.outcome
+    assert (held := alive()) is None, f"held by {[type(each) for each in gc.get_referrers(held)]}"
 
 
 # ---- probe -----------------------------------------------------------------------------------------------------------
