@@ -41,11 +41,20 @@ class Unknown:
     """No array, no container."""
 
 
+def aligned():
+    """An array that every framework takes as it is each time: jax copies what does not begin at a multiple of 64."""
+    memory = np.zeros(20, dtype="f4")
+    first = -memory.ctypes.data % 64 // 4
+    array = memory[first : first + 4]
+    array[:] = range(4)
+    return array
+
+
 class Producer:
     """An array of no framework."""
 
     def __init__(self):
-        self.tensor = dlx.convert(np.arange(4, dtype="f4"), to="dlx")
+        self.tensor = dlx.convert(aligned(), to="dlx")
 
     def __dlpack__(self, *, max_version=None):
         return self.tensor.__dlpack__(max_version=max_version)
@@ -59,13 +68,13 @@ class Turned(Unknown):
     def __init__(self):
         Turned.made += 1
         if Turned.made % 2 == 0:
-            self.array = np.arange(4, dtype="f4")  # which the dict does not keep alive
+            self.array = aligned()  # which the dict does not keep alive
             self.__array_interface__ = self.array.__array_interface__
 
 
 def locked():
     """An array that must not be written to."""
-    array = np.arange(4, dtype="f4")
+    array = aligned()
     array.flags.writeable = False
     return array
 
@@ -84,10 +93,10 @@ MADE = {
     "torch conj": lambda: torch.ones(4, dtype=torch.complex64).conj(),
     "torch bfloat16": lambda: torch.ones(4, dtype=torch.bfloat16),
     "torch sparse": lambda: torch.ones(4).to_sparse(),
-    "dlx": lambda: dlx.convert(np.arange(4, dtype="f4"), to="dlx"),
+    "dlx": lambda: dlx.convert(aligned(), to="dlx"),
     "dlx read-only": lambda: dlx.convert(locked(), to="dlx"),
     "producer": Producer,
-    "capsule": lambda: dlx.convert(np.arange(4, dtype="f4"), to="dlx").__dlpack__(max_version=(1, 0)),
+    "capsule": lambda: dlx.convert(aligned(), to="dlx").__dlpack__(max_version=(1, 0)),
     "bytes": lambda: bytearray(b"abcd"),
     "number": lambda: 2,
     "None": lambda: None,
