@@ -66,7 +66,7 @@ def _trees(np, torch, leaves):
 
 
 def _in_kernel(work, n):
-    """Return ns of a leaf that the kernel takes: memory that a call gives back to it is faulted in by the next one."""
+    """Return ns of a leaf that the kernel takes: memory that a call frees is unmapped, and the next one faults."""
     calls = max(3, 3 * 10**6 // n)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
     for _ in range(calls):
