@@ -393,7 +393,7 @@ class Lifetimes(RuleBasedStateMachine):
         else:
             size, parent, memory = self.live() - before, group, group.memory
         if size == 0:  # what is dlx's own, and nobody shares, moves out of the capsule as it is
-            assert kind == "dlx"
+            assert kind == "dlx" and not copied
             thing = self.new_thing(kind, obj, [group], **facts)
             group.release()
             return thing
