@@ -120,7 +120,7 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+    request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
     handler = container_of(type(obj))
     if handler is None:
         return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
@@ -182,7 +182,7 @@ def plan(
     'shared'
     """
     try:
-        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+        request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
         made = plan_known(request, obj)
         if made is None:
             made = _plan(request, obj, strict, errors, probe)

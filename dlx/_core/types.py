@@ -122,6 +122,8 @@ class Device(Shown, tuple[int, int]):
             return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
         pair = (device, id or 0) if id is not None or isinstance(device, int) else device
         try:
+            if not isinstance(pair, tuple | list):
+                raise TypeError  # an array of two numbers is none
             kind, ordinal = map(operator.index, pair)
             if not (-(1 << 31) <= kind < 1 << 31 and -(1 << 31) <= ordinal < 1 << 31):
                 raise ValueError  # DLPack's have 32 bits

@@ -23,6 +23,7 @@ from dlx.typing import ERRORS, READONLY
 
 __all__ = [
     "array_info",
+    "check_flags",
     "described",
     "not_an_array",
     "producer_of",
@@ -55,6 +56,8 @@ def request_of(
     detach: bool = False,
     stream: Any = None,
     errors: str = "raise",
+    lazy: bool = False,
+    strict: bool = False,
 ) -> Request:
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
@@ -63,6 +66,8 @@ def request_of(
         raise _not_among("readonly", readonly, READONLY)
     if not isinstance(errors, str):
         raise _not_among("errors", errors, ERRORS)
+    if not type(detach) is type(lazy) is type(strict) is bool:  # nor whether it is true
+        check_flags(detach=detach, lazy=lazy, strict=strict)
     if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
         target = registry.target(to)
         if target.request is None:
@@ -89,11 +94,18 @@ def request_of(
         native.add_host(device)  # the fast path knows it from now on
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
-    return Request(target, wanted, copy, readonly, bool(detach), stream)
+    return Request(target, wanted, copy, readonly, detach, stream)
 
 
 def _is_native(device: Any, target: Target) -> bool:
     return module_of(type(device)).partition(".")[0] == target.adapter.package
+
+
+def check_flags(**flags: Any) -> None:
+    """Check that each option is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, found {value!r}")
 
 
 def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:

@@ -12,7 +12,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.module import set_module
 from dlx._core.tracebacks import public
 from dlx._engine.planner import Request
-from dlx._engine.request import request_of
+from dlx._engine.request import check_flags, request_of
 from dlx._registry.registry import registry
 from dlx._using.call import Invocation
 from dlx._using.fast_path import Specialization, specialized
@@ -140,6 +140,8 @@ def using(
         raise TypeError(f'using takes a framework, as in @dlx.using("torch"), found {safe_repr(to)}')
     if returns is not None and answer is not None:
         raise TypeError("using: say returns= or answer=, which is another name of it, not both")
+
+    check_flags(lazy=lazy, grad=grad, detach=detach is not None and detach)
 
     def request() -> Request:
         checked = request_of(to, None, device, None, readonly, detach is not False, stream)

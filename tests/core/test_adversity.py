@@ -25,6 +25,34 @@ def test_copy_is_a_bool_or_none(copy):
         dlx.convert(b"abc", to="dlx", copy=copy)
 
 
+@pytest.mark.parametrize("value", [0, 1, "no", None, [1, 2]], ids=str)
+@pytest.mark.parametrize("flag", ["detach", "lazy", "strict"])
+def test_flags_are_bools(np, flag, value):
+    """Nor does an array say whether it is true."""
+    value = np.array(value) if isinstance(value, list) else value
+    for obj in (np.ones(2), [np.ones(2)], {"a": np.ones(2)}):
+        for call in (dlx.convert, dlx.plan):
+            with pytest.raises(ValueError, match=f"{flag} must be True or False, found"):
+                call(obj, to="dlx", **{flag: value})
+
+
+@pytest.mark.parametrize("flag", ["detach", "lazy", "grad"])
+def test_flags_of_a_decorator_are_bools(np, flag):
+    """The decorator says so where it is written, not when the function is called."""
+    with pytest.raises(ValueError, match=f"{flag} must be True or False, found"):
+        dlx.using("dlx", **{flag: np.array([1, 2])})
+
+
+def test_an_array_of_two_numbers_is_no_device(np):
+    """Only a tuple or a list is a pair (type, id)."""
+    for pair in (np.array([2, 1]), range(1, 3), {1: 0, 2: 0}):
+        with pytest.raises(errors.DeviceError, match="is not a device"):
+            dlx.Device(pair)
+        with pytest.raises(errors.DeviceError, match="is not a device"):
+            dlx.convert(np.ones(2), to="dlx", device=pair)
+    assert dlx.Device([2, 1]) == dlx.Device((2, 1)) == (2, 1)
+
+
 def test_copy_true_copies_what_an_interface_shares(np):
     """A buffer behind an array interface is shared memory, even if its wrapper is made anew at every access."""
 
