@@ -1,7 +1,8 @@
 #!/bin/sh
 # Build a free-threaded CPython from the source that Debian ships, once, and print the path of its interpreter.
 #
-#     free_threaded.sh FOLDER [KIND]     KIND: nogil (default), gil (the same source with its GIL), or tsan (ThreadSanitizer, clang)
+#     free_threaded.sh FOLDER [KIND]     KIND: nogil (default), gil (the same source with its GIL), or tsan (ThreadSanitizer, clang);
+#                                        nogil-optimized, gil-optimized: with --enable-optimizations, as packages are built
 #
 # FOLDER keeps what was built (about ten minutes on two cores, 600 MB). What cannot be done here is said in one sentence on
 # stderr, with nothing on stdout and status 0.
@@ -21,7 +22,8 @@ if [ ! -x "$python" ]; then
     options=--disable-gil
     install=
     around=
-    [ "$kind" = gil ] && options=
+    case $kind in gil*) options= ;; esac
+    case $kind in *-optimized) options="$options --enable-optimizations" ;; esac
     if [ "$kind" = tsan ]; then
         command -v clang >/dev/null || leave_out "ThreadSanitizer: clang is not installed"
         # Without pip, and without byte code of its library, which it would take half an hour to make.
