@@ -16,6 +16,7 @@ from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request, is_inside
+from dlx._protocols.arrow import Column
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
@@ -180,9 +181,12 @@ class Invocation:
             results[i] = self.writes.copied(old, new, located(tree.path(i)), declared=declared) if copied else new
             if batch.on_host(n):
                 host.add(i)
+        columns: dict[int, Any] = {}  # of tables: id -> what was passed for it
         for i, (source, old, new) in enumerate(zip(tree.sources, tree.arrays, results, strict=True)):
             self._own[id(new)] = (new, old)
             self._seen.append((source, old, i in host))
+            if type(old) is Column:
+                columns[id(old)] = new
             if self.writes:
                 self.writes.shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
@@ -193,7 +197,7 @@ class Invocation:
                 continue
             known = self._containers.get(id(new))
             own = known[1] if known is not None and known[0] is new else old  # a view represents its source
-            self._containers[id(new)] = (new, own, keys, children)
+            self._containers[id(new)] = (new, own, keys, [columns.get(id(child), child) for child in children])
         return made if isinstance(what, Container) else made[0]
 
     def _results_in(self) -> tuple[Target, Device | None] | None:
@@ -232,7 +236,7 @@ class Invocation:
             detach = self.request.detach and (self._recorded is None or not self.spec.lazy)
             request = Request(target, device, detach=detach, readonly=self.request.readonly)
             if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
-                known = [pair for pair in self._own.values() if self._may_return(pair[1])]
+                known = [(new, self._mine(new)) for new, _ in self._own.values() if self._stays(new)]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
         try:
             if isinstance(what, Container):
@@ -261,7 +265,7 @@ class Invocation:
         if not own and (request is None or not results):
             return value  # it holds nothing of the caller's, and nothing to convert
         if request is not None:
-            rest = [i for i, old in enumerate(tree.arrays) if not (self._went_in(old) and self._may_return(arrays[i]))]
+            rest = [i for i, old in enumerate(tree.arrays) if not self._stays(old)]
             some = [arrays[i] for i in rest]
             sources = [
                 source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
@@ -296,13 +300,17 @@ class Invocation:
         return own is not None and own[0] is obj
 
     def _mine(self, array: Any) -> Any:
-        """Return the caller's own array for one that was passed in."""
-        return self._own[id(array)][1] if self._went_in(array) else array
+        """Return the caller's own array for one that was passed in; of a column, whose caller has the table, itself."""
+        own = self._own[id(array)][1] if self._went_in(array) else array
+        return array if type(own) is Column else own
 
-    def _may_return(self, own: Any) -> bool:
-        """Return whether the caller's own object may be the result: not if `returns` names another framework."""
+    def _stays(self, array: Any) -> bool:
+        """Return whether an array was passed in and needs no conversion: not if `returns` names another framework."""
+        if not self._went_in(array):
+            return False
         if self.spec.returns is None or self._caller is None:
             return True
+        own = self._own[id(array)][1]
         what = kind_of(own)
         return not isinstance(what, Adapter) or is_inside(own, what, self._caller[0])
 
@@ -315,7 +323,7 @@ class Invocation:
             return False
         tree = Returned(container, handler, Failures(""), self.kept)
         arrays = [self._mine(array) for array in tree.arrays]
-        if not all(self._went_in(old) and self._may_return(new) for old, new in zip(tree.arrays, arrays, strict=True)):
+        if not all(map(self._stays, tree.arrays)):
             return False
         return tree.rebuild(arrays, "", self._stands) is own[1]
 
@@ -326,6 +334,8 @@ class Invocation:
             return None
         if derives(type(container), Set):  # unordered
             return own if {id(child) for child in children} == {id(child) for child in old} else None
+        if any(self._went_in(child) and not self._stays(child) for child in children):
+            return None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Mapping
@@ -247,3 +248,29 @@ def test_sets_and_keys_that_are_arrays():
 
     result = dlx.using("torch")(other)(table)
     assert result is not table and result[first] is table[first] and len(result) == 2
+
+
+@pytest.mark.parametrize("inside", ["torch", "numpy", "dlx"])
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_column_of_a_table_stays_as_the_function_got_it(inside, observed):
+    """The caller has no object for it; the whole table comes back as the caller's own."""
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip(inside)
+    table = pa.table({"a": [1, 2, 3], "b": [0.5, 1.0, 2.0]})
+    batch = table.to_batches()[0]
+    kind = type(dlx.convert(table, to=inside)["a"])
+    with dlx.trace() if observed else contextlib.nullcontext():
+        for given in (table, batch):
+            call = lambda function, given=given, **options: dlx.using(inside, **options)(function)(given)  # noqa: E731
+            assert type(call(lambda x: x["a"])) is kind
+            found = call(lambda x: {"q": x["a"], "r": x, "s": [x["b"], x]})
+            assert type(found["q"]) is type(found["s"][0]) is kind
+            assert found["r"] is found["s"][1] is given
+            assert [type(each) for each in call(lambda x: list(x.values()))] == [kind, kind]
+            assert call(lambda x: {"a": x["a"], "b": x["b"]}).keys() == {"a", "b"}
+            assert memoryview(call(lambda x: x["a"], returns="dlx")).tolist() == [1, 2, 3]
+            assert memoryview(call(lambda x: [x], returns="dlx")[0]["a"]).tolist() == [1, 2, 3]
+            rows = dlx.using(inside)(lambda x: (x[0]["a"], x[0], x))([given])
+            assert type(rows[0]) is kind and rows[1] is given and rows[2] == [given]
+            lazy = call(lambda x: {"q": x["a"], "r": x}, lazy=True)
+            assert type(lazy["q"]) is kind
