@@ -249,8 +249,9 @@ class Tree:
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
         error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
-        if node.handler is ARROW and isinstance(error, DlxError):  # pandas and xarray need pyarrow for it
-            error.complete(source=type_name(type(node.obj)), fix=remedy(type(node.obj)))
+        if isinstance(error, DlxError):  # pandas and xarray need pyarrow for Arrow
+            fix = remedy(type(node.obj)) if node.handler is ARROW else ""
+            error.complete(source=type_name(type(node.obj)), fix=fix)
         if not isinstance(error, DlxError):
             fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
             error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)), fix=fix)

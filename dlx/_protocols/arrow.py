@@ -399,7 +399,7 @@ _REFUSED = (  # beginning of the format, reason, fix
     ("d:", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
     ("+r", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
     ("+u", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
-    ("+s", "DLPack has no structures", "Convert its fields or columns one by one: .field(0)."),
+    ("+s", "DLPack has no structures", "Convert its columns, or its fields (.field(0)), one by one."),
     ("+", _VARYING, "Convert its .flatten() and its .offsets apart."),
     ("n", _NULLS, "Call .cast with a type and .fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),
