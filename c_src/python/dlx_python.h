@@ -217,12 +217,6 @@ extern PyMethodDef py_cuda_functions[];
 
 /* ---- python/arrow.c -------------------------------------------------------------------------- */
 
-/* Methods __arrow_c_array__ and __arrow_c_schema__ of dlx.Tensor: fresh capsules over its memory.
- * Owns: new reference. Errors: NULL with an exception. */
-PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
-                         PyObject* names);
-PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused);
-
 /* Names that are used in every call. Errors: -1 with an exception. */
 int py_arrow_init(void);
 
@@ -231,6 +225,14 @@ int py_arrow_init(void);
 extern const DLPackExchangeAPI py_arrow_table, py_arrow_dlpack_table;
 
 extern PyMethodDef py_arrow_functions[];
+
+/* ---- python/arrow_export.c ------------------------------------------------------------------- */
+
+/* Methods __arrow_c_array__ and __arrow_c_schema__ of dlx.Tensor: fresh capsules over its memory.
+ * Owns: new reference. Errors: NULL with an exception. */
+PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
+                         PyObject* names);
+PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused);
 
 /* ---- python/exchange_import.c ---------------------------------------------------------------- */
 
