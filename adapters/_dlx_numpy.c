@@ -61,14 +61,16 @@ static const DLDataType dtypes[NUMBERS] = {
     [23] = {kDLFloat, 16, 1},
 };
 
-/* The other way round, by DLPack's code and the power of two of the bytes; -1 = none. */
-static signed char numbers[kDLBool + 1][5];
+/* The other way round, by DLPack's code and the power of two of the bytes: the number plus one, 0 =
+ * none. */
+static unsigned char numbers[kDLBool + 1][5];
 
+/* Writes to what is empty only: threads may read it while the module is imported again. */
 static void fill_numbers(void) {
-  memset(numbers, -1, sizeof numbers);
-  for (int n = NUMBERS - 1; n >= 0; n--) { /* long comes before long long, and stays */
-    if (dtypes[n].bits)
-      numbers[dtypes[n].code][__builtin_ctz(dtypes[n].bits / 8u)] = (signed char)n;
+  for (int n = 0; n < NUMBERS; n++) {
+    if (dtypes[n].bits == 0) continue;
+    unsigned char* number = &numbers[dtypes[n].code][__builtin_ctz(dtypes[n].bits / 8u)];
+    if (*number == 0) *number = (unsigned char)(n + 1); /* long, not long long */
   }
 }
 
@@ -76,7 +78,7 @@ static void fill_numbers(void) {
 static int number_of(DLDataType dtype) {
   if (dtype.code > kDLBool || dtype.lanes != 1 || dtype.bits < 8 || dtype.bits & (dtype.bits - 1))
     return -1;
-  return numbers[dtype.code][__builtin_ctz(dtype.bits / 8u)];
+  return numbers[dtype.code][__builtin_ctz(dtype.bits / 8u)] - 1;
 }
 
 /* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. Threads read

@@ -105,7 +105,8 @@ def test_frames_take_the_fast_path(to):
 
 def test_two_columns_of_one_name_are_refused():
     """One of them would be lost."""
-    with pytest.raises(errors.LayoutError, match=r"cannot convert pandas.DataFrame to 'numpy'( at .*)?: it has several columns named 'a'"):
+    reason = "cannot convert pandas.DataFrame to 'numpy': it has several columns named 'a'"
+    with pytest.raises(errors.LayoutError, match=reason):
         dlx.convert(pd.DataFrame([[1, 2]], columns=["a", "a"]), to="numpy")
 
 
