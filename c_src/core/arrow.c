@@ -361,7 +361,8 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
     if (out->is_numbers) {
       status = find(data, batch, column, out, &at, fault);
       if (status != DLX_OK) return status;
-      out->n_nulls += at.n_nulls;
+      if (__builtin_add_overflow(out->n_nulls, at.n_nulls, &out->n_nulls))
+        return wrong(fault, "its nulls do not fit 63 bits, found", at.n_nulls);
     }
     if (rows < 0 || __builtin_add_overflow(out->shape[0], rows, &out->shape[0]))
       return wrong(fault, "its length is below 0, or all do not fit 63 bits, found", rows);

@@ -497,6 +497,12 @@ def test_device_memory_is_not_read_by_the_host():
     counted = GivesDevice(schema("g"), on_device(arrow_array(2, 4096, 4096, null_count=1), 2))
     with pytest.raises(errors.LayoutError, match="it has 1 null"):
         dlx.convert(counted, to="dlx")
+    wide = schema("+w:4", schema("c"))
+    many = [
+        arrow_array(1 << 60, None, children=[arrow_array(1 << 62, 4096, 4096, null_count=1 << 62)]) for _ in range(4)
+    ]
+    with pytest.raises(errors.ProtocolError, match="nulls do not fit 63 bits"):
+        dlx.convert(GivesDeviceStream(stream(wide, [on_device(each, 2) for each in many], device=2)), to="dlx")
     for device, event in ((10, 4096), (3, 4096)):
         other = GivesDevice(schema("g"), on_device(arrow_array(2, None, 4096), device, 0, event))
         with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
