@@ -42,11 +42,10 @@ def _columns(quick):
     print(f"\nA column of {ROWS} float64 to numpy, us (goal: {COLUMN_US} over what the library does)")
     print(f"{'':<12}{'dlx':>8}{'its own':>9}{'by hand':>9}")
     for name, (column, asked, by_hand) in _LIBRARIES.items():
-        module = peer(name)
-        if module is None:
+        modules = {"m": peer(name)} | ({"polars": peer("polars")} if "polars" in column else {})
+        if None in modules.values():
             continue
-        names = {"m": module, "np": np, "dlx": dlx, "a": base, "floor": built}
-        names |= {"polars": peer("polars") if name == "narwhals" else None}
+        names = modules | {"np": np, "dlx": dlx, "a": base, "floor": built}
         names["x"] = eval(column, names)
         result, again = (dlx.convert(names["x"], to="numpy", copy=False) for _ in range(2))
         assert result.tolist() == base.tolist() and result.ctypes.data == again.ctypes.data
