@@ -28,7 +28,8 @@ def dlx_adapters():
         name = package = _NAME
         types = (f"{_NAME}.Array",)
         containers = ()
-        fast_path = replace(dlx_numpy.NumpyAdapter.fast_path, types=types, imports=False)
+        # Its arrays have no mask and no unit, which numpy's guards ask every subclass with a __dict__ for.
+        fast_path = replace(dlx_numpy.NumpyAdapter.fast_path, types=types, guards=(), imports=False)
 
         def module(self):
             return sys.modules["numpy"]
