@@ -144,10 +144,11 @@ test-versions:
 	@$(PYTHON) tests/support/versions.py --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
 	    --only $(VERSIONS) --args "-n $(JOBS) --dist loadfile $(ARGS)"
 
-# The frameworks that `make test` does not install, each in an environment of its own that is kept; FRAMEWORKS="mlx warp" picks some.
+# The frameworks that `make test` does not install, each in an environment that is kept; `wide` runs the whole suite beside all
+# libraries that one environment can hold. FRAMEWORKS="mlx warp" picks some.
 test-frameworks:
 	@$(PYTHON) tests/support/versions.py --keep --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
-	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray pandas dask ray) --args="$(ARGS)"
+	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray pandas dask ray wide) --args="$(ARGS)"
 
 # The recipes of docs/cookbook, with all the libraries that they name, in an environment of their own; ray takes its time.
 test-cookbook:
@@ -245,7 +246,7 @@ bench: $(TESTABLE) $(VENV)/.peers
 
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture. Frameworks that live in an environment of
 # their own are tried there, where `make test-frameworks` has kept one; the cells of others stay as they are.
-KEPT = $(filter-out pandas dask ray,$(patsubst .venv-framework-%/.made,%,$(wildcard .venv-framework-*/.made)))
+KEPT = $(filter-out pandas dask ray wide,$(patsubst .venv-framework-%/.made,%,$(wildcard .venv-framework-*/.made)))
 matrix: $(TESTABLE)
 	PYTHONPATH=docs/tools $(RUN) -m matrix --write docs
 	@set -e; for name in $(filter-out xarray,$(KEPT)); do \

@@ -29,7 +29,8 @@ def runs(framework):
 
 def test_every_framework_but_cupy_has_runs():
     """Each is in the table, and nothing else is; each requirement is one, and each file of tests is there."""
-    assert sum(len(runs(framework)) for framework in FRAMEWORKS) == len(versions.TABLE["runs"])
+    wide = [run for run in versions.TABLE["runs"] if run.get("name") == "wide"]  # about all of them
+    assert sum(len(runs(framework)) for framework in FRAMEWORKS) == len(versions.TABLE["runs"]) - len(wide)
     for run in versions.TABLE["runs"]:
         assert [requirements.Requirement(each).name for each in run["install"]]
     for path in versions.TABLE["tests"] + [path for run in versions.TABLE["runs"] for path in run.get("tests", ())]:

@@ -28,6 +28,11 @@ def project(requirement):
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", requirement)[0]).lower()
 
 
+def title(run):
+    """Return the name of a run, or the requirement that it is about."""
+    return run.get("name", run["install"][0])
+
+
 def base(python, version):
     """Build dlx for an interpreter, with what tests need and no framework; return that environment's packages."""
     name = f".venv-versions-{version}"
@@ -84,20 +89,19 @@ def main():
     parser.add_argument("--print", action="store_true", help="show what would be installed, and nothing else")
     parser.add_argument("--args", default="", help="arguments for pytest")
     options = parser.parse_args()
-    runs = [run for run in TABLE["runs"] if run["install"][0].startswith(tuple(options.only) or "")]
+    runs = [run for run in TABLE["runs"] if title(run).startswith(tuple(options.only) or "")]
     if options.print:
         print(*(" ".join(run["install"]) for run in runs), sep="\n")
         return 0
     pythons = {Path(each).name.removeprefix("python"): each for each in options.pythons}
     told, failed = [], False
     for run in runs:
-        about, version = run["install"][0], run["python"]
+        about, version = title(run), run["python"]
         if version not in pythons:
             told.append(f"{about}: left out, python{version} does not run here")
             continue
         print(f"== {about}, Python {version}", flush=True)
-        kept = run.get("name", about) if options.keep else ""
-        at = installed(run["install"], pythons[version], version, keep=kept)
+        at = installed(run["install"], pythons[version], version, keep=about if options.keep else "")
         status, line = tested(at, run.get("tests", TABLE["tests"]), shlex.split(options.args))
         told.append(f"{about}, Python {version}: {line}")
         failed |= status != 0
