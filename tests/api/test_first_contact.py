@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 from project import ROOT
@@ -23,7 +22,8 @@ def checkout(tmp_path):
 
 def run(folder, *words, path=()):
     """Run Python in a folder, without the hook by which this environment imports dlx; give what came of it."""
-    path = os.pathsep.join(map(str, (*path, sysconfig.get_path("purelib"))))
+    packages = [each for each in sys.path if each.endswith("site-packages")]
+    path = os.pathsep.join(map(str, (*path, *packages)))
     env = {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-S", *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120)

@@ -185,7 +185,7 @@ def test_graphs_are_pickled(source):
 
 
 CLUSTER = """
-import numpy as np, dask.array as da, dlx, torch
+import numpy as np, dask, dask.array as da, dlx, torch
 from distributed import Client, LocalCluster
 
 
@@ -202,6 +202,8 @@ def stop():
 
 
 if __name__ == "__main__":
+    # A chunk that one worker takes over from the other arrives in read-only memory, which torch copies.
+    dask.config.set({"distributed.scheduler.work-stealing": False})
     with LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster:
         with Client(cluster) as client:
             source = da.random.default_rng(0).random((1000, 8), chunks=(1, 8))
