@@ -94,21 +94,28 @@ int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array)
   return DLX_OK;
 }
 
-/* A stream of the host, as one of devices: `private_data` is the other struct. */
+/* A stream of the host, as one of devices: `private_data` is the other struct. It is read again
+ * after each call, since a producer may take back its functions, `release` included. */
 
 static int host_schema(struct ArrowDeviceArrayStream* stream, struct ArrowSchema* out) {
   struct ArrowArrayStream* host = stream->private_data;
-  return host->get_schema(host, out);
+  int failed = host->get_schema(host, out);
+  *stream = dlx_arrow_host_stream(host);
+  return failed;
 }
 
 static int host_next(struct ArrowDeviceArrayStream* stream, struct ArrowDeviceArray* out) {
   struct ArrowArrayStream* host = stream->private_data;
-  return host->get_next(host, &out->array);
+  int failed = host->get_next(host, &out->array);
+  *stream = dlx_arrow_host_stream(host);
+  return failed;
 }
 
 static const char* host_error(struct ArrowDeviceArrayStream* stream) {
   struct ArrowArrayStream* host = stream->private_data;
-  return host->get_last_error(host);
+  const char* why = host->get_last_error(host);
+  *stream = dlx_arrow_host_stream(host);
+  return why;
 }
 
 static void host_release(struct ArrowDeviceArrayStream* stream) {
@@ -132,7 +139,8 @@ int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
     data->schema.release = NULL;
     return DLX_E_ARROW;
   }
-  for (;;) {
+  if (data->schema.release == NULL) return DLX_E_ARROW;
+  while (stream->release && stream->get_next) {
     struct ArrowDeviceArray* batch = next_batch(data);
     if (batch == NULL) return DLX_E_MEMORY;
     *batch = (struct ArrowDeviceArray){.device_type = stream->device_type};
@@ -141,6 +149,7 @@ int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
     if (batch->device_type == kDLCPU) place_on_host(batch);
     data->n_batches++;
   }
+  return DLX_E_ARROW; /* it released itself before its end */
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {

@@ -9,7 +9,7 @@
 
 /* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */
 static int is_on_host(const py_route* r, PyObject* obj) {
-  DLTensor t;
+  DLTensor t = {.ndim = -1};
   DLManagedTensorVersioned* made;
   if (r->type == &py_tensor_type) {
     if ((made = py_tensor_inside((TensorObject*)obj)) == NULL) return 0;

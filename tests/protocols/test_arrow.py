@@ -755,6 +755,49 @@ def test_lies_do_not_end_the_process(python):
     )
 
 
+def test_streams_that_lie(python):
+    """Functions that give nothing, fail in every way, or are taken back while the stream is read, `release` too."""
+    out = python("import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.streams()")
+    assert int(out.split("streams:")[1]) > 200
+
+
+def shared_types(levels, width=2):
+    """Return a type of structures each of which has the type below it `width` times."""
+    inner = schema("i", name="x")
+    for _ in range(levels):
+        inner = schema("+s", *[inner] * width, name="x")
+    return inner
+
+
+@pytest.mark.parametrize(("levels", "width"), [(100, 2), (100, 100), (2, 10**4)])
+def test_a_type_with_shared_children_is_read_once(python, levels, width):
+    """A type of 2**100 paths, each of which ends in one of a hundred types, is refused by name at once."""
+    python(
+        f"""
+        import sys; sys.path[:0] = ["tests/support", "tests/protocols"]
+        import signal; signal.alarm(60)  # nothing else ends a loop in C
+        import madearrow, test_arrow
+        import dlx
+        for call in (dlx.convert, dlx.plan):
+            kind = madearrow.schema("+l", test_arrow.shared_types({levels}, {width}))
+            try:
+                plan = call(madearrow.Gives(kind, madearrow.arrow_array(0, None)), to="dlx")
+                assert plan.outcome == "refused" and "vary in length" in str(plan), plan
+            except dlx.errors.DTypeError as error:
+                assert "vary in length" in str(error), error
+        """
+    )
+
+
+def test_a_wide_type_is_read(np):
+    """A table may have as many columns as it likes."""
+    block, n = array.array("i", range(4)), 20_000
+    types = [schema("i", name=str(i)) for i in range(n)]
+    arrays = [arrow_array(4, None, block) for _ in range(n)]
+    result = dlx.convert(Gives(schema("+s", *types), arrow_array(4, None, children=arrays)), to="numpy")
+    assert len(result) == n and result["19999"].tolist() == [0, 1, 2, 3]
+
+
 def test_the_target_is_known(np):
     """Its name is listed where there is none of another; what it makes is in it already."""
     with pytest.raises(errors.AdapterNotFoundError, match="Known targets: arrow"):
