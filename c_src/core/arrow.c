@@ -443,9 +443,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* ---- given out ------------------------------------------------------------------------------- */
 
-/* The letter of a dtype; 0 where Arrow has none of a whole number of bytes. */
+/* The letter of a dtype; 0 where Arrow has none. Bools are packed when they are given out. */
 static char letter_of(DLDataType dtype) {
-  static const char letters[] = "gflieLIsScC";
+  static const char letters[] = "gflieLIsScCb";
   for (const char* letter = letters; *letter; letter++) {
     DLDataType known = dtype_of((const char[]){*letter, '\0'});
     if (memcmp(&known, &dtype, sizeof known) == 0) return *letter;
@@ -548,6 +548,28 @@ static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
   return status;
 }
 
+/* Bools of a row-major tensor, eight to a byte, and zeros behind the last. Owns: the caller owns
+ * the result. Errors: as dlx_managed_empty. */
+static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
+  int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
+  DLTensor like = {.data = bools->data, /* it is only asked whether there is some */
+                   .device = {kDLCPU, 0},
+                   .ndim = 1,
+                   .dtype = {kDLUInt, 8, 1},
+                   .shape = &n_bytes};
+  int status = dlx_managed_empty(&like, 0, 0, out);
+  if (status != DLX_OK) return status;
+  const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
+  uint8_t* to = (*out)->dl_tensor.data;
+  for (int64_t i = 0; i < n_bytes; i++, from += 8) {
+    int64_t left = n - 8 * i;
+    unsigned packed = 0;
+    for (int bit = 0; bit < (left < 8 ? left : 8); bit++) packed |= (from[bit] != 0u) << bit;
+    to[i] = (uint8_t)packed;
+  }
+  return DLX_OK;
+}
+
 int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out) {
   const DLTensor* tensor = &made->dl_tensor;
   DLManagedTensorVersioned* memory;
@@ -555,8 +577,9 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = dlx_managed_export(made, tensor->device, made->flags, &memory);
+  int status = tensor->dtype.code == kDLBool
+                   ? pack(tensor, &memory)
+                   : dlx_managed_export(made, tensor->device, made->flags, &memory);
   if (status != DLX_OK) return status;
-  return give_values(tensor->ndim, memory->dl_tensor.shape, memory->dl_tensor.shape[0], memory,
-                     out);
+  return give_values(tensor->ndim, tensor->shape, tensor->shape[0], memory, out);
 }

@@ -188,8 +188,8 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out);
 
 /* The data of a tensor (one of ours) of such a type. Owns: the caller, who calls release; the
- * memory is held by a count. GIL: not needed. Errors: as dlx_arrow_give_schema; DLX_E_DEVICE = it
- * is not host memory; DLX_E_COPY = it is not row-major. */
+ * memory is held by a count; bools are packed into a copy. GIL: not needed. Errors: as
+ * dlx_arrow_give_schema; DLX_E_DEVICE = it is not host memory; DLX_E_COPY = it is not row-major. */
 int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out);
 
 #endif

@@ -248,7 +248,7 @@ def as_it_is(
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.capabilities.copies)
+        and not (target.varies or target.capabilities.why_copied(tensor.dtype.name))
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
         and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
@@ -348,12 +348,13 @@ class _Decider:
         return not self.tensor.readonly, True  # read-only memory does not satisfy copy=True
 
     def _imported(self) -> list[Step]:
-        """Return the step for a consumer that copies whatever it imports."""
-        if not self.target.capabilities.copies:
+        """Return the step for a consumer that copies whatever it imports, or arrays of this dtype."""
+        why = self.target.capabilities.why_copied(self.tensor.dtype.name)
+        if not why:
             return []
         if self.request.copy is False and 0 not in self.tensor.shape:
-            raise CopyRequiredError(f"{self.target.name} copies what it imports", option=_COPY)
-        return [Step("copy", f"made by {self.target.name}, which copies what it imports", self.tensor.nbytes)]
+            raise CopyRequiredError(f"{self.target.name} {why}", option=_COPY)
+        return [Step("copy", f"made by {self.target.name}, which {why}", self.tensor.nbytes)]
 
     # ---- where the result will be -----------------------------------------------------------------------------------
 

@@ -93,7 +93,8 @@ class Capabilities:
         Whether its arrays keep the read-only flag, or cannot be written at all.
     copies
         Whether it copies whatever it imports: then no memory is shared with it, read-only memory is taken as it is, and
-        ``copy=False`` is refused.
+        ``copy=False`` is refused. A mapping names the dtypes that it copies, each with the reason:
+        ``{"bool": "packs bools eight to a byte"}``.
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
@@ -119,7 +120,7 @@ class Capabilities:
     min_ndim: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
-    copies: bool = False
+    copies: bool | Mapping[str, str] = False
     subbyte: str = "packed"
     null_data: bool = True
     empty_extents: str = "any"
@@ -137,6 +138,12 @@ class Capabilities:
         if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
             both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
             raise ValueError(f"what is narrowed is not taken, found {both} in both")
+
+    def why_copied(self, dtype: str) -> str:
+        """Return why an array of a dtype is copied when it is imported; empty if its memory is shared."""
+        if isinstance(self.copies, bool):
+            return "copies what it imports" if self.copies else ""
+        return self.copies.get(dtype, "")
 
 
 @set_module("dlx.adapter")
