@@ -308,7 +308,9 @@ class ArrowTarget(Adapter):
 
     def load(self, tensor: Tensor) -> Any:
         tensor = at_rest(tensor)
-        if tensor.dtype.name in arrow.PACKED:  # packed by `__arrow_c_array__`, whatever is written to the source until then
+        if (
+            tensor.dtype.name in arrow.PACKED
+        ):  # packed by `__arrow_c_array__`, whatever is written to the source until then
             tensor = native.tensor_copy(tensor, False)
         return native.tensor_view(tensor, None, None, READ_ONLY, None)
 
