@@ -248,7 +248,7 @@ def as_it_is(
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.capabilities.why_copied(tensor.dtype.name))
+        and not (target.varies or target.capabilities.copies)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
         and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
@@ -349,7 +349,8 @@ class _Decider:
 
     def _imported(self) -> list[Step]:
         """Return the step for a consumer that copies whatever it imports, or arrays of this dtype."""
-        why = self.target.capabilities.why_copied(self.tensor.dtype.name)
+        copies = self.target.capabilities.copies
+        why = "copies what it imports" if copies is True else copies and copies.get(self.tensor.dtype.name)
         if not why:
             return []
         if self.request.copy is False and 0 not in self.tensor.shape:

@@ -139,12 +139,6 @@ class Capabilities:
             both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
             raise ValueError(f"what is narrowed is not taken, found {both} in both")
 
-    def why_copied(self, dtype: str) -> str:
-        """Return why an array of a dtype is copied when it is imported; empty if its memory is shared."""
-        if isinstance(self.copies, bool):
-            return "copies what it imports" if self.copies else ""
-        return self.copies.get(dtype, "")
-
 
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
