@@ -1,4 +1,4 @@
-"""Calls in the middle of the first use of dlx: finalizers and callbacks work, and a signal handler is told what to do."""
+"""Calls in the middle of the first use of dlx: finalizers and callbacks work, signal handlers get a clear error."""
 
 from __future__ import annotations
 

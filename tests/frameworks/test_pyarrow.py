@@ -456,7 +456,7 @@ def test_packed_bools_in_containers(np):
 
 
 def test_bools_of_the_array_interface_are_packed(np):
-    """A `dlx.Tensor` packs its bools for any consumer of Arrow's capsules: any rank, any value of a byte but 0 is true."""
+    """A `dlx.Tensor` packs its bools for any consumer of Arrow's capsules: of any rank, and any byte but 0 is true."""
     source = bools(np, 60).reshape(3, 4, 5)
     for tensor in (dlx.convert(source, to="dlx", copy=False), dlx.convert(source, to="arrow")):
         result = pa.array(tensor)
@@ -475,7 +475,7 @@ def test_bools_of_the_array_interface_are_packed(np):
 def test_tensors_of_bools_are_refused(np, to):
     """pyarrow.Tensor has no bools; what the error tells to do works."""
     source, to = np.array([[True, False]]), getattr(pa, to, to)
-    with pytest.raises(errors.DTypeError, match="pyarrow.Tensor has no bools") as caught:
+    with pytest.raises(errors.DTypeError, match=r"pyarrow\.Tensor has no bools") as caught:
         dlx.convert(source, to=to)
     assert str(dlx.plan(source, to=to).error) == str(caught.value) and "as uint8" in caught.value.fix
     assert values(dlx.convert(source.view("uint8"), to=to, copy=False)) == [[1, 0]]
@@ -653,3 +653,43 @@ def test_memory_of_what_cannot_cross_is_compared(np):
     bools, nulls = pa.array([True, False]), pa.array([1.0, None])
     assert dlx.shares_memory(bools, bools) and dlx.shares_memory(nulls, nulls)
     assert not dlx.shares_memory(nulls, np.zeros(4))
+
+
+@pytest.mark.parametrize("names", [None, ["rows", "columns"]])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_copy_of_a_tensor_keeps_the_names_of_its_dimensions(np, names, order):
+    """copy=True within pyarrow: names, order of memory and values stay, at the root and in a tree."""
+    source = pa.Tensor.from_numpy(np.asarray(np.arange(6.0).reshape(2, 3), order=order), dim_names=names)
+    for copy in (dlx.convert(source, to="pyarrow", copy=True), dlx.convert([source], to=pa.Tensor, copy=True)[0]):
+        assert copy is not source and copy.dim_names == source.dim_names and copy.strides == source.strides
+        assert values(copy) == values(source) and copy.equals(source)
+        assert copy.to_numpy().ctypes.data != source.to_numpy().ctypes.data
+    assert dlx.convert(source, to="pyarrow") is source
+
+
+class Marked(pa.ExtensionType):
+    """An extension type over int32."""
+
+    def __init__(self):
+        super().__init__(pa.int32(), "dlx.tests.marked")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, serialized):
+        return cls()
+
+
+def test_an_extension_type_inside_of_lists_is_refused_everywhere(np):
+    """One chunk, several, a table of one batch or more: never as the numbers below it."""
+    inner = pa.ExtensionArray.from_storage(Marked(), pa.array(range(8), pa.int32()))
+    lists_ = pa.FixedSizeListArray.from_arrays(inner, 2)
+    deeper = pa.FixedSizeListArray.from_arrays(lists_, 2)
+    for column in (inner, lists_, deeper):
+        for chunks in ([column], [column, column]):
+            chunked = pa.chunked_array(chunks)
+            for obj in (column, chunked, pa.table({"x": chunked}), [chunked], {"a": column}):
+                for _ in range(2):  # learning a route, and by it
+                    with pytest.raises(errors.DTypeError, match="marked"):
+                        dlx.convert(obj, to="numpy")

@@ -7,6 +7,7 @@ than what a lie can claim: lengths are small, or so large that they must be refu
 import ctypes
 import gc
 import random
+from collections import Counter
 
 import madearrow as made
 from madearrow import Gives, GivesDevice, Streams, arrow_array, on_device, schema, stream
@@ -108,7 +109,7 @@ class LyingStream:
     """
 
     def __init__(self, lie, device):
-        self.released, self.lie, self.device = 0, lie, device
+        self.released, self.lie, self.device, self.given = 0, lie, device, Counter()
         kind = made.Stream if device is None else made.DeviceStream
         whole = made.Array if device is None else made.DeviceArray
         self.calls = dict.fromkeys(("get_schema", "get_next", "get_last_error"), 0)
@@ -125,6 +126,7 @@ class LyingStream:
 
         def get_schema(out):
             ctypes.memmove(out, ctypes.byref(schema("i")), ctypes.sizeof(made.Schema))
+            self.given["schema"] += 1
             return 0
 
         def get_next(out):
@@ -133,6 +135,7 @@ class LyingStream:
                 batch = arrow_array(2, None, BLOCK)
                 batch = batch if device is None else on_device(batch, device)
                 ctypes.memmove(out, ctypes.byref(batch), ctypes.sizeof(whole))
+                self.given["array"] += 1
             return 0
 
         def release(address):
@@ -238,5 +241,7 @@ def streams():
                 by_itself = "releases" in name or "clears all" in name
                 assert one.released == (not by_itself), (name, device, one.released)
                 assert made.released["twice"] == 0 and native.live() == 0, (name, device)
+                for each in ("schema", "array"):
+                    assert made.released[each] == one.given[each], (name, device, each)
                 count += 1
     print("streams:", count)
