@@ -6,8 +6,8 @@ Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-si
 (combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
 text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
 Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
-for one of them. Arrays are compact and never written to: sharing one is safe as long as no other code writes to it. Bools are packed
-by a copy; Tensors of bools are refused.
+for one of them. Arrays are compact and never written to: sharing one is safe as long as no other code writes to it.
+Bools are packed by a copy; Tensors of bools are refused.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ _MODULES = {
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     class _Lazy(type(sys)):
-        """The module until its names are loaded. A look-up that has begun ends here, also if they are loaded meanwhile."""
+        """The module until its names are loaded. A look-up of a name ends here, even if that is loaded during it."""
 
         def __getattr__(self, name: str) -> Any:
             if name not in _MODULES:
