@@ -50,7 +50,7 @@ def compiled(path):
 
 def generated(folder):
     """Return the file that cffi makes of the headers."""
-    path = Path(folder, "_ffi.c")
+    path = Path(folder, "_ffi").with_suffix(".c")
     before = Path.cwd()
     os.chdir(ROOT)
     try:

@@ -16,6 +16,7 @@ LIES = (
     *("right", "unwritten", "writes null", "silent", "silent written", "raises", "raises right", "one"),
     *("no shape", "no strides", "no data", "no data or shape", "ndim below", "ndim above", "no bits", "no lanes"),
     *("odd code", "odd device", "no deleter", "no context", "odd version", "old version", "odd flags"),
+    "right once",
 )
 HARMLESS = ("right", "no strides", "no context", "no deleter", "odd flags")
 """Lies after which the array is right; `odd flags` of whole bytes mean nothing."""
@@ -199,14 +200,18 @@ def consumers(lying):
 
 
 def stale(lying):
-    """Convert where the borrow slot is right, then where it writes nothing: the first tensor is on the stack still."""
+    """Convert two arrays in one call; the borrow slot writes nothing for the second, and the stack has the first."""
     kind = lying.kind("borrow", **METHODS)
     framework(kind)
-    for name in ("numpy", "dlx", "copy", "shared", "host"):
-        for lie in ("right", "unwritten", "right", "writes null"):
-            lying.choose("borrow", lie)
-            found = memoryview(call(name, kind())).tolist()
-            assert found == (VALUES if lie == "right" else OTHERS), (name, lie, found)
+    for options in ({}, {"copy": True}, {"copy": False}, {"device": "cpu"}):
+        for _ in range(3):
+            lying.choose("borrow", "right")
+            first, second = dlx.convert([kind(), kind()], to="dlx", **options)
+            assert memoryview(first).tolist() == memoryview(second).tolist() == VALUES
+            lying.choose("borrow", "right once")
+            first, second = dlx.convert([kind(), kind()], to="dlx", **options)
+            assert memoryview(second).tolist() == OTHERS, options
+    first = second = None
     assert native.live() == 0
 
 
