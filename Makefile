@@ -275,7 +275,7 @@ lint: $(VENV)/.built $(VENV)/.extra-test $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.[ch] examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
-	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Ic_src -Ic_src/include c_src/core/*.c c_src/cuda/*.c
+	$(BIN)/python tests/support/lint_c.py
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .

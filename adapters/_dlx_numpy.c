@@ -192,7 +192,8 @@ static int import(DLManagedTensorVersioned* m, void** out) {
 
 static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
                     void (*set_error)(void*, const char*, const char*)) {
-  set_error(context, "NotImplementedError", "numpy arrays are allocated by numpy");
+  *out = NULL;
+  if (set_error) set_error(context, "NotImplementedError", "numpy arrays are allocated by numpy");
   return -1;
 }
 

@@ -114,8 +114,8 @@ static DLDataType dtypes[64];        /* by torch's number; without bits = left t
  * Errors: 0 = torch's slot is to be asked. */
 static int read_plain(void* array, DLTensor* out) {
   void** slot = &((tensor_head*)array)->tensor;
-  int32_t number, device;
-  int64_t ndim;
+  int32_t number = -1, device = -1;
+  int64_t ndim = -1;
   if (*slot == NULL || !is_plain(slot)) return 0;
   if (torch.device_type(slot, &device) != 0 || device != 0 /* the host */) return 0;
   if (torch.dtype(slot, &number) != 0 || number < 0 || number >= 64 || dtypes[number].bits == 0)
@@ -137,13 +137,15 @@ static int borrow(void* array, DLTensor* out) {
 
 /* Whether both slots say the same of a sample, whose dtype is learnt; torch's may refuse that. */
 static int learns(const DLPackExchangeAPI* theirs, PyObject* sample) {
-  DLTensor said, found;
-  int32_t number;
-  if (theirs->dltensor_from_py_object_no_sync(sample, &said) != 0) return PyErr_Clear(), 1;
+  DLTensor said = {.ndim = -1}, found = said;
+  int32_t number = -1;
+  if (theirs->dltensor_from_py_object_no_sync(sample, &said) != 0 || PyErr_Occurred())
+    return PyErr_Clear(), 1;
   if (torch.dtype(&((tensor_head*)sample)->tensor, &number) != 0 || number < 0 || number >= 64)
     return 0;
   dtypes[number] = said.dtype;
   size_t bytes = (size_t)said.ndim * sizeof(int64_t);
+  if (said.ndim && (said.shape == NULL || said.strides == NULL)) return 0;
   return read_plain(sample, &found) && found.data == said.data && found.ndim == said.ndim &&
          found.byte_offset == said.byte_offset && said.device.device_type == kDLCPU &&
          said.device.device_id == 0 && memcmp(found.shape, said.shape, bytes) == 0 &&

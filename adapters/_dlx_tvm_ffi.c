@@ -193,7 +193,7 @@ static void* child_at(void* get, void* container, PyObject* key) {
     if (error) release(error);
     return NULL;
   }
-  if (result.type_index < TVM_OBJECT) return NULL;
+  if (result.type_index < TVM_OBJECT || result.value.object == NULL) return NULL;
   release(result.value.object); /* the container has it still */
   return result.value.object;
 }

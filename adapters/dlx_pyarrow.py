@@ -1,12 +1,13 @@
 """pyarrow for dlx: Array, ChunkedArray, Tensor.
 
-Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool out of pyarrow only.
+Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool in arrays of one dimension only.
 Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-size lists and fixed-shape tensors of such
 (as dimensions), Tensors of any strides; arrays are always read-only, Tensors as they say. Copied: several chunks
 (combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
 text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
 Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
 for one of them. Arrays are compact and never written to: sharing one is safe as long as no other code writes to it.
+Bools are packed by a copy; Tensors of bools are refused.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ DTYPES = _DTypes(
 
 
 _NUMBERS = frozenset(DTYPES.names) - {"bool"}
-_REFUSALS = {
-    "bool": (
-        "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
-        "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
-    )
-}
-_ARRAYS = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=1, keeps_readonly=True, refusals=_REFUSALS)
+_REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
+_ARRAYS = Capabilities(
+    dtypes=frozenset(DTYPES.names),
+    min_ndim=1,
+    max_ndim=1,
+    keeps_readonly=True,
+    copies={"bool": "packs bools eight to a byte"},
+)
 _TENSORS = Capabilities(
     dtypes=_NUMBERS,
     layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,

@@ -9,7 +9,9 @@ Names are loaded when they are first used; importing dlx imports no framework an
 
 from __future__ import annotations
 
+import gc
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dlx._version import __version__
@@ -119,32 +121,47 @@ _MODULES = {
 
 if not TYPE_CHECKING:  # a type checker would accept any name
 
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module 'dlx' has no attribute {name!r}")
-        value = globals()[name] = _load(name)
-        if name == "convert":
-            _settle()
-        return value
+    class _Lazy(type(sys)):
+        """The module until its names are loaded. A look-up of a name ends here, even if that is loaded during it."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _MODULES:
+                raise AttributeError(f"module 'dlx' has no attribute {name!r}")
+            value = globals()[name] = _load(name)
+            if name == "convert":
+                _settle()
+            return value
+
+    sys.modules[__name__].__class__ = _Lazy
 
 
 def _load(name: str) -> Any:
-    where = _MODULES[name]
-    module = importlib.import_module(f"dlx.{where or name}")
-    return module if where is None else getattr(module, name)
+    where, collects = _MODULES[name], gc.isenabled()
+    try:
+        gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
+        module = importlib.import_module(f"dlx.{where or name}")
+    finally:
+        if collects:
+            gc.enable()
+    if where is None or hasattr(module, name):
+        return module if where is None else getattr(module, name)
+    raise ImportError(
+        f"cannot load dlx.{name}: this call interrupts the import of {module.__name__}, as a signal handler may. "
+        f"Run 'from dlx import {name}' before."
+    )
 
 
 def _settle() -> None:
-    """Load all other names, and remove __getattr__.
+    """Load all other names, and make this an ordinary module.
 
-    CPython does not specialise look-ups in a module that has one, which would cost every `dlx.convert` some 30 ns.
+    CPython specialises look-ups in ordinary modules only, which saves every `dlx.convert` some 30 ns.
     """
     try:
         for name in _MODULES.keys() - globals().keys():
             globals()[name] = _load(name)
     except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
         return
-    globals().pop("__getattr__", None)
+    sys.modules[__name__].__class__ = type(sys)
 
 
 def __dir__() -> list[str]:

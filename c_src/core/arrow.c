@@ -94,21 +94,28 @@ int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array)
   return DLX_OK;
 }
 
-/* A stream of the host, as one of devices: `private_data` is the other struct. */
+/* A stream of the host, as one of devices: `private_data` is the other struct. It is read again
+ * after each call, since a producer may take back its functions, `release` included. */
 
 static int host_schema(struct ArrowDeviceArrayStream* stream, struct ArrowSchema* out) {
   struct ArrowArrayStream* host = stream->private_data;
-  return host->get_schema(host, out);
+  int failed = host->get_schema(host, out);
+  *stream = dlx_arrow_host_stream(host);
+  return failed;
 }
 
 static int host_next(struct ArrowDeviceArrayStream* stream, struct ArrowDeviceArray* out) {
   struct ArrowArrayStream* host = stream->private_data;
-  return host->get_next(host, &out->array);
+  int failed = host->get_next(host, &out->array);
+  *stream = dlx_arrow_host_stream(host);
+  return failed;
 }
 
 static const char* host_error(struct ArrowDeviceArrayStream* stream) {
   struct ArrowArrayStream* host = stream->private_data;
-  return host->get_last_error(host);
+  const char* why = host->get_last_error(host);
+  *stream = dlx_arrow_host_stream(host);
+  return why;
 }
 
 static void host_release(struct ArrowDeviceArrayStream* stream) {
@@ -132,7 +139,8 @@ int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
     data->schema.release = NULL;
     return DLX_E_ARROW;
   }
-  for (;;) {
+  if (data->schema.release == NULL) return DLX_E_ARROW;
+  while (stream->release && stream->get_next) {
     struct ArrowDeviceArray* batch = next_batch(data);
     if (batch == NULL) return DLX_E_MEMORY;
     *batch = (struct ArrowDeviceArray){.device_type = stream->device_type};
@@ -141,6 +149,7 @@ int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
     if (batch->device_type == kDLCPU) place_on_host(batch);
     data->n_batches++;
   }
+  return DLX_E_ARROW; /* it released itself before its end */
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
@@ -434,9 +443,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* ---- given out ------------------------------------------------------------------------------- */
 
-/* The letter of a dtype; 0 where Arrow has none of a whole number of bytes. */
+/* The letter of a dtype; 0 where Arrow has none. Bools are packed when they are given out. */
 static char letter_of(DLDataType dtype) {
-  static const char letters[] = "gflieLIsScC";
+  static const char letters[] = "gflieLIsScCb";
   for (const char* letter = letters; *letter; letter++) {
     DLDataType known = dtype_of((const char[]){*letter, '\0'});
     if (memcmp(&known, &dtype, sizeof known) == 0) return *letter;
@@ -539,6 +548,28 @@ static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
   return status;
 }
 
+/* Bools of a row-major tensor, eight to a byte, and zeros behind the last. Owns: the caller owns
+ * the result. Errors: as dlx_managed_empty. */
+static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
+  int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
+  DLTensor like = {.data = bools->data, /* it is only asked whether there is some */
+                   .device = {kDLCPU, 0},
+                   .ndim = 1,
+                   .dtype = {kDLUInt, 8, 1},
+                   .shape = &n_bytes};
+  int status = dlx_managed_empty(&like, 0, 0, out);
+  if (status != DLX_OK) return status;
+  const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
+  uint8_t* to = (*out)->dl_tensor.data;
+  for (int64_t i = 0; i < n_bytes; i++, from += 8) {
+    int64_t left = n - 8 * i;
+    unsigned packed = 0;
+    for (int bit = 0; bit < (left < 8 ? left : 8); bit++) packed |= (from[bit] != 0u) << bit;
+    to[i] = (uint8_t)packed;
+  }
+  return DLX_OK;
+}
+
 int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out) {
   const DLTensor* tensor = &made->dl_tensor;
   DLManagedTensorVersioned* memory;
@@ -546,8 +577,9 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = dlx_managed_export(made, tensor->device, made->flags, &memory);
+  int status = tensor->dtype.code == kDLBool
+                   ? pack(tensor, &memory)
+                   : dlx_managed_export(made, tensor->device, made->flags, &memory);
   if (status != DLX_OK) return status;
-  return give_values(tensor->ndim, memory->dl_tensor.shape, memory->dl_tensor.shape[0], memory,
-                     out);
+  return give_values(tensor->ndim, tensor->shape, tensor->shape[0], memory, out);
 }

@@ -135,7 +135,8 @@ int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array)
 
 /* Read a stream to its end, into a `data` that is empty. Owns: the stream stays the caller's. GIL:
  * not needed, and not to be held: a producer may wait for threads that want it. Errors:
- * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and get_last_error says why. */
+ * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and get_last_error says why. A
+ * stream that released itself has no `release` afterwards: nothing of it may be called. */
 int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream);
 
 /* A stream of the host as one of devices. Owns: nothing; `host` must outlive it. */
@@ -187,8 +188,8 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out);
 
 /* The data of a tensor (one of ours) of such a type. Owns: the caller, who calls release; the
- * memory is held by a count. GIL: not needed. Errors: as dlx_arrow_give_schema; DLX_E_DEVICE = it
- * is not host memory; DLX_E_COPY = it is not row-major. */
+ * memory is held by a count; bools are packed into a copy. GIL: not needed. Errors: as
+ * dlx_arrow_give_schema; DLX_E_DEVICE = it is not host memory; DLX_E_COPY = it is not row-major. */
 int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out);
 
 #endif

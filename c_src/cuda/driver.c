@@ -273,7 +273,7 @@ static int device_of(int32_t device_id, int* device) {
 }
 
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
-  int device, status = device_of(device_id, &device);
+  int device = 0, status = device_of(device_id, &device);
   if (status != DLX_OK) return status;
   int code = cu.DeviceGetName(name, room, device);
   return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGetName", code);
@@ -286,7 +286,7 @@ int cuda_primary(int32_t device_id, cu_context* context) {
     *context = atomic_load(&primaries[device_id]);
     if (*context) return DLX_OK;
   }
-  int device;
+  int device = 0;
   status = device_of(device_id, &device);
   if (status != DLX_OK) return status;
   int mode = cuda_relax(), code = cu.DevicePrimaryCtxRetain(context, device); /* may allocate */
@@ -303,7 +303,7 @@ int dlx_cuda_entered(int32_t device_id) {
 }
 
 int dlx_cuda_push(int32_t device_id) {
-  cu_context context;
+  cu_context context = NULL;
   int status = cuda_primary(device_id, &context);
   if (status != DLX_OK) return status;
   int code = cu.CtxPushCurrent(context);
@@ -316,7 +316,7 @@ void dlx_cuda_pop(void) {
 }
 
 int cuda_has_pools(int32_t device_id) {
-  int device, yes = 0;
+  int device = 0, yes = 0;
   return cu.MemPoolCreate && cu.DeviceGet(&device, device_id) == CU_OK &&
          cu.DeviceGetAttribute(&yes, CU_DEVICE_HAS_POOLS, device) == CU_OK && yes;
 }

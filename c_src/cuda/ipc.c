@@ -73,7 +73,7 @@ static int checked(const char* operation, int code) {
 
 /* Ask what a device has. Errors: DLX_E_DRIVER. */
 static int has(int attribute, int32_t device_id, int* yes) {
-  int device, status = checked("cuDeviceGet", cu.DeviceGet(&device, device_id));
+  int device = 0, status = checked("cuDeviceGet", cu.DeviceGet(&device, device_id));
   *yes = 0;
   return status == DLX_OK
              ? checked("cuDeviceGetAttribute", cu.DeviceGetAttribute(yes, attribute, device))
@@ -81,7 +81,7 @@ static int has(int attribute, int32_t device_id, int* yes) {
 }
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
-  int device, status = enter(device_id);
+  int device = 0, status = enter(device_id);
   if (status != DLX_OK) return status;
   cu_uuid found = {{0}};
   int code = cu.DeviceGet(&device, device_id);
@@ -145,8 +145,8 @@ static int map(memory* self, cu_allocation allocation) {
 /* Memory that a descriptor stands for. Errors: DLX_E_DRIVER. */
 static int create(memory* self) {
   cu_properties properties = properties_on(self->device);
-  cu_allocation made;
-  size_t step = 0;
+  cu_allocation made = 0;
+  size_t step = 1;
   int status = checked("cuMemGetAllocationGranularity",
                        ipc.MemGetAllocationGranularity(&step, &properties, CU_MINIMUM));
   if (status != DLX_OK) return status;
@@ -211,7 +211,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   if (status == DLX_OK && by_handle) {
     *kind = DLX_IPC_HANDLE;
   } else if (status == DLX_OK && handles & CU_DESCRIPTOR) {
-    cu_allocation found; /* none where the memory is of a pool */
+    cu_allocation found = 0; /* none where the memory is of a pool */
     code = ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
     if (code == CU_OK) {
       *kind = DLX_IPC_DESCRIPTOR;
@@ -230,11 +230,11 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
   int status = enter(device_id);
   if (status != DLX_OK) return status;
   if (kind == DLX_IPC_HANDLE) {
-    cu_ipc made;
+    cu_ipc made = {{0}};
     status = checked("cuIpcGetMemHandle", ipc.IpcGetMemHandle(&made, (cu_address)base));
     if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
   } else {
-    cu_allocation found;
+    cu_allocation found = 0;
     status =
         checked("cuMemRetainAllocationHandle", ipc.MemRetainAllocationHandle(&found, (void*)base));
     if (status == DLX_OK) {
@@ -257,7 +257,7 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
     memcpy(given.bytes, handle, sizeof given.bytes);
     return checked("cuIpcOpenMemHandle", ipc.IpcOpenMemHandle(&self->address, given, CU_IPC_PEERS));
   }
-  cu_allocation made;
+  cu_allocation made = 0;
   int code = ipc.MemImportFromShareableHandle(&made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
   return code == CU_OK ? map(self, made) : cuda_failed("cuMemImportFromShareableHandle", code);
 }
@@ -308,7 +308,7 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
 
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;
-  cu_ipc given;
+  cu_ipc given = {{0}};
   int status = enter(device_id);
   if (status != DLX_OK) return status;
   int mode = cuda_relax();

@@ -26,7 +26,7 @@ static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
   int32_t count = 0;
   if (dlx_cuda_count(&count) != DLX_OK) return;
   for (int32_t i = 0; i < count && i < DLX_MAX_DEVICES; i++) {
-    int peer, yes = 0;
+    int peer = 0, yes = 0;
     if (i == device_id || cu.DeviceGet(&peer, i) != CU_OK ||
         cu.DeviceCanAccessPeer(&yes, peer, device) != CU_OK || !yes)
       continue;
@@ -37,7 +37,7 @@ static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
 
 /* GIL: not needed; cuda_once_lock held. Errors: DLX_E_DRIVER. */
 static int make_pool(int32_t device_id, cu_pool* pool) {
-  int device, code = cu.DeviceGet(&device, device_id);
+  int device = 0, code = cu.DeviceGet(&device, device_id);
   if (code != CU_OK) return cuda_failed("cuDeviceGet", code);
   cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                                    .where = {CU_LOCATION_DEVICE, device}};
@@ -179,7 +179,7 @@ static cu_address at(const char* address) {
 
 /* GIL: not needed. Errors: DLX_E_DRIVER. */
 static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
-  cu_context from_context, to_context;
+  cu_context from_context = NULL, to_context = NULL;
   if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device) {
     int code = cu.MemcpyAsync(at(to), at(from), nbytes, w->stream);
     return code == CU_OK ? DLX_OK : cuda_failed("cuMemcpyAsync", code);

@@ -349,7 +349,8 @@ static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
-  cu_context context; /* retained now, not at release: that may not wait, nor report an error */
+  cu_context context =
+      NULL; /* retained now, not at release: that may not wait, nor report an error */
   int status = cuda_primary(device_id, &context);
   if (status != DLX_OK) return status;
   use* self = dlx_allocate(sizeof *self);
@@ -385,7 +386,7 @@ static void finish(use* self) {
 
 /* Make the device of an owner current, whose context is retained. Errors: the driver's code. */
 static int push_code(int32_t device_id) {
-  cu_context context;
+  cu_context context = NULL;
   return cuda_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
                                                      : CU_INVALID_CONTEXT;
 }

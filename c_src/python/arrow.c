@@ -79,10 +79,10 @@ static int read_stream(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
   int status;
   Py_BEGIN_ALLOW_THREADS
     status = dlx_arrow_read(data, stream);
-    int may_say = status == DLX_E_ARROW && stream->get_last_error;
+    int may_say = status == DLX_E_ARROW && stream->release && stream->get_last_error;
     const char* said = may_say ? stream->get_last_error(stream) : NULL;
     if (said) snprintf(why, sizeof why, "%s", said);
-    if (status != DLX_E_CONSUMED) stream->release(stream);
+    if (stream->release) stream->release(stream);
   Py_END_ALLOW_THREADS
   return status == DLX_OK ? 0 : stream_failed(status, why);
 }
@@ -196,8 +196,10 @@ static PyObject* metadata_of(const char* text) {
   return found;
 }
 
+static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known);
+
 /* Owns: new reference. Errors: NULL with an exception. */
-static PyObject* type_of(const struct ArrowSchema* schema, int levels) {
+static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject* known) {
   if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
       (schema->n_children > 0 && schema->children == NULL))
     return py_raise(DLX_E_ARROW, "an Arrow type has no format string, or not its children");
@@ -206,7 +208,7 @@ static PyObject* type_of(const struct ArrowSchema* schema, int levels) {
   PyObject* metadata = metadata_of(schema->metadata);
   PyObject* children = metadata ? PyList_New(0) : NULL;
   for (int64_t i = 0; children && i < schema->n_children; i++) {
-    PyObject* child = type_of(schema->children[i], levels + 1);
+    PyObject* child = type_once(schema->children[i], levels + 1, known);
     if (child == NULL || PyList_Append(children, child) < 0) Py_CLEAR(children);
     Py_XDECREF(child);
   }
@@ -226,6 +228,19 @@ static PyObject* type_of(const struct ArrowSchema* schema, int levels) {
   return found;
 }
 
+/* The same, read once: children that are shared at every level have more paths than can be walked.
+ * `known`: {address: type}. Owns: new reference. Errors: NULL with an exception. */
+static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
+  PyObject* address = PyLong_FromVoidPtr((void*)schema);
+  PyObject* found = address ? Py_XNewRef(PyDict_GetItemWithError(known, address)) : NULL;
+  if (found == NULL && !PyErr_Occurred()) {
+    found = type_of(schema, levels, known);
+    if (found && PyDict_SetItem(known, address, found) < 0) Py_CLEAR(found);
+  }
+  Py_XDECREF(address);
+  return found;
+}
+
 static dlx_arrow* data_of(PyObject* capsule) {
   return PyCapsule_GetPointer(capsule, k_data);
 }
@@ -237,7 +252,10 @@ PyDoc_STRVAR(arrow_schema_doc,
 
 static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
   dlx_arrow* data = data_of(capsule);
-  return data ? type_of(dlx_arrow_schema(data), 0) : NULL;
+  PyObject* known = data ? PyDict_New() : NULL;
+  PyObject* found = known ? type_of(dlx_arrow_schema(data), 0, known) : NULL;
+  Py_XDECREF(known);
+  return found;
 }
 
 static PyObject* contradiction(int status, const dlx_arrow_fault* fault) {

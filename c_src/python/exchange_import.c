@@ -59,6 +59,7 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
   DLManagedTensorVersioned* foreign = NULL;
   if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
     return -1;
+  if (foreign == NULL) return checked(-1, obj, "the export");
   if (table == &py_buffer_table || table == &py_arrow_table || table == &py_arrow_dlpack_table) {
     *out = foreign; /* one of ours */
     return 0;

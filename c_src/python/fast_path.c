@@ -273,7 +273,7 @@ DLManagedTensorVersioned* py_fast_path_unblocked(py_route* r, PyObject* obj, uns
 INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsigned options,
                                               uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
-  DLTensor t;
+  DLTensor t = {.ndim = -1}; /* a slot may write nothing */
   /* A table that reports success and leaves an error behind has failed as well. */
   if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred()) {
     if (py_error_forget() < 0) return NULL;
@@ -377,6 +377,7 @@ DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
       !r->is_borrowed || r->is_immutable || !is_open(r, obj))
     return 0;
   for (int asked = 0;; asked = 1) {
+    *out = (DLTensor){.ndim = -1}; /* a slot may write nothing */
     if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0 || PyErr_Occurred()) {
       py_error_forget();
       return 0;
@@ -474,10 +475,14 @@ INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensor
     return refused(callable, made, obj, to, tree);
   dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
-  /* The table of a base makes arrays of the base: see Adapter.fast_path_imports. */
-  if (found == r->target || !PyType_IsSubtype(r->target, found)) return result;
-  PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
+  if (!PyErr_Occurred()) { /* else it has failed as well */
+    /* The table of a base makes arrays of the base: see Adapter.fast_path_imports. */
+    if (found == r->target || !PyType_IsSubtype(r->target, found)) return result;
+    PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
+  }
+  py_pending pending = py_pending_save(); /* a foreign deleter may run */
   Py_DECREF((PyObject*)result);
+  py_pending_restore(pending);
   return refused(callable, NULL, obj, to, tree);
 }
 

@@ -9,7 +9,7 @@
 
 /* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */
 static int is_on_host(const py_route* r, PyObject* obj) {
-  DLTensor t;
+  DLTensor t = {.ndim = -1};
   DLManagedTensorVersioned* made;
   if (r->type == &py_tensor_type) {
     if ((made = py_tensor_inside((TensorObject*)obj)) == NULL) return 0;
@@ -29,7 +29,7 @@ static int is_on_host(const py_route* r, PyObject* obj) {
 }
 
 /* Whether an array has no graph. Errors: 0, as py_fast_path_is_clear. */
-static int has_no_graph(const py_route* r, PyObject* obj) {
+static int has_no_graph(py_route* r, PyObject* obj) {
   /* One that wraps another may have it there. Such have no memory, which the guards look for where
    * they are given a tensor without any. */
   static const DLTensor none;
@@ -38,7 +38,7 @@ static int has_no_graph(const py_route* r, PyObject* obj) {
 
 /* An array without a graph: itself, where it has none. Owns: new reference. Errors: NULL, as
  * py_fast_path_route. */
-static PyObject* without_graph(const py_route* r, PyObject* obj) {
+static PyObject* without_graph(py_route* r, PyObject* obj) {
   for (int i = r->n_early; i < r->n_guards; i++) {
     if (!r->guards[i].of_owner) return NULL; /* one that may be about the graph, asked by dtype */
   }

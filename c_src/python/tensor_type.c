@@ -142,7 +142,7 @@ PyDoc_STRVAR(
     "row-major\n"
     "host memory of numbers, of one dimension or more. Every further dimension is a level of "
     "fixed-size\n"
-    "lists. A schema that is requested is not regarded.");
+    "lists. Bools are packed into a copy. A schema that is requested is not regarded.");
 
 PyDoc_STRVAR(arrow_schema_doc,
              "__arrow_c_schema__($self, /)\n--\n\n"

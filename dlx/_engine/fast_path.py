@@ -231,6 +231,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
     accepts = target.fast_path_struct()
     if accepts is None:
         return None
+    copies = target.capabilities.copies
     by_table = taken is not None and taken.imports
     load = None if adapter is TENSOR else adapter.load
     is_same = source is target.source and (target.kind is None or issubclass(kind, target.kind))
@@ -275,8 +276,8 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         confirmed=_confirmed(source, given),
         storage=_storage(target),
-        is_narrow=target.varies or (taken is not None and taken.takes is not None),
-        always_copies=target.capabilities.copies,
+        is_narrow=target.varies or (taken is not None and taken.takes is not None) or copies not in (True, False),
+        always_copies=copies is True,
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )

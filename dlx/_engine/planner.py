@@ -348,12 +348,14 @@ class _Decider:
         return not self.tensor.readonly, True  # read-only memory does not satisfy copy=True
 
     def _imported(self) -> list[Step]:
-        """Return the step for a consumer that copies whatever it imports."""
-        if not self.target.capabilities.copies:
+        """Return the step for a consumer that copies whatever it imports, or arrays of this dtype."""
+        copies = self.target.capabilities.copies
+        why = "copies what it imports" if copies is True else copies and copies.get(self.tensor.dtype.name)
+        if not why:
             return []
         if self.request.copy is False and 0 not in self.tensor.shape:
-            raise CopyRequiredError(f"{self.target.name} copies what it imports", option=_COPY)
-        return [Step("copy", f"made by {self.target.name}, which copies what it imports", self.tensor.nbytes)]
+            raise CopyRequiredError(f"{self.target.name} {why}", option=_COPY)
+        return [Step("copy", f"made by {self.target.name}, which {why}", self.tensor.nbytes)]
 
     # ---- where the result will be -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from dlx._core.types import READ_ONLY, Device, DType
 from dlx._protocols.dlpack import answered
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
-__all__ = ["MAX_LIST", "METHODS", "NUMBERS", "Column", "Table", "column", "method_of", "opened", "speaks"]
+__all__ = ["MAX_LIST", "METHODS", "NUMBERS", "PACKED", "Column", "Table", "column", "method_of", "opened", "speaks"]
 
 METHODS = ("__arrow_c_device_array__", "__arrow_c_device_stream__", "__arrow_c_stream__", "__arrow_c_array__")
 """In the order in which they are used: the first two never move data between devices, streams take any chunks."""
@@ -27,6 +27,9 @@ NUMBERS = (
     *(f"float{bits}" for bits in (16, 32, 64)),
 )
 """The dtypes whose values lie in Arrow's arrays as in DLPack's."""
+
+PACKED = {"bool": "packs bools eight to a byte"}
+"""The dtypes that a copy makes values of Arrow's arrays of, and why."""
 
 MAX_LIST = 2**31 - 1
 """The greatest size of a fixed-size list."""

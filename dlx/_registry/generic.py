@@ -288,18 +288,8 @@ class ArrowTarget(Adapter):
     package = "dlx"
     display_name = "array"
     immutable = True
-    dtypes = DTypes("dlx", {name: name for name in arrow.NUMBERS})
-    taken = Capabilities(
-        dtypes=frozenset(arrow.NUMBERS),
-        min_ndim=1,
-        keeps_readonly=True,
-        refusals={
-            "bool": (
-                "Arrow packs bools eight to a byte, and DLPack has a byte for each",
-                "View them as uint8 first.",
-            )
-        },
-    )
+    dtypes = DTypes("dlx", {name: name for name in ("bool", *arrow.NUMBERS)})
+    taken = Capabilities(dtypes=frozenset(dtypes.names), min_ndim=1, keeps_readonly=True, copies=arrow.PACKED)
     fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
 
     def classes(self) -> tuple[type, ...]:
@@ -317,7 +307,12 @@ class ArrowTarget(Adapter):
         return self
 
     def load(self, tensor: Tensor) -> Any:
-        return native.tensor_view(at_rest(tensor), None, None, READ_ONLY, None)
+        tensor = at_rest(tensor)
+        if (
+            tensor.dtype.name in arrow.PACKED
+        ):  # packed by `__arrow_c_array__`, whatever is written to the source until then
+            tensor = native.tensor_copy(tensor, False)
+        return native.tensor_view(tensor, None, None, READ_ONLY, None)
 
 
 ARROW = ArrowAdapter()

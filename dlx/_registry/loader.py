@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -73,7 +74,9 @@ class Loader:
         me = os.getpid(), threading.get_ident()  # a thread of a forked child may have the number of one of its parent
         if plugin.loaded or me in plugin.loading:  # a plugin that converts something while it is loaded
             return plugin
+        collects = gc.isenabled()
         try:
+            gc.disable()  # as in dlx/__init__.py
             plugin.loading.add(me)  # inside: an interrupt may come after it
             adapters = self._ask(plugin)  # outside of our lock: importing takes locks of its own
             for root in {claim.partition(".")[0] for claim in _claims(adapters)} & self.plugins.keys():
@@ -89,6 +92,8 @@ class Loader:
                 if not plugin.loaded:
                     plugin.broken = error
         finally:
+            if collects:
+                gc.enable()
             plugin.loading.discard(me)
             with lock_of(self):
                 self._changed()

@@ -322,6 +322,9 @@ class Registry:
         plugin = loader.need(name)
         if plugin.broken is not None:
             raise error_of(plugin)
+        if not plugin.loaded:
+            why = f"the adapter for {name!r} is being loaded, and this call interrupts that, as a signal handler may"
+            raise PluginError(why, target=name, fix="Convert something to it before.")
         for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
             _import(adapter)
             target = self.ready(adapter)

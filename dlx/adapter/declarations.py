@@ -93,7 +93,8 @@ class Capabilities:
         Whether its arrays keep the read-only flag, or cannot be written at all.
     copies
         Whether it copies whatever it imports: then no memory is shared with it, read-only memory is taken as it is, and
-        ``copy=False`` is refused.
+        ``copy=False`` is refused. A mapping names the dtypes that it copies, each with the reason:
+        ``{"bool": "packs bools eight to a byte"}``.
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
@@ -119,7 +120,7 @@ class Capabilities:
     min_ndim: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
-    copies: bool = False
+    copies: bool | Mapping[str, str] = False
     subbyte: str = "packed"
     null_data: bool = True
     empty_extents: str = "any"

@@ -442,7 +442,7 @@ int cuMemAddressReserve(uint64_t* address, size_t size, size_t alignment, uint64
 int cuMemAddressFree(uint64_t address, size_t size) {
   {
     ENTER("cuMemAddressFree");
-    size_t found;
+    size_t found = 0;
     int what = known[know(address)].what;
     if (base_of(address, &found, NULL) != address || found != size || !(what & ADDRESSES) ||
         what & MAPPED_HERE) {
@@ -461,7 +461,7 @@ int cuMemMap(uint64_t address, size_t size, size_t offset, unsigned long long al
   {
     ENTER("cuMemMap");
     struct stat found;
-    size_t reserved;
+    size_t reserved = 0;
     int i = know(address);
     if (offset || flags || base_of(address, &reserved, NULL) != address || reserved != size ||
         known[i].what != ADDRESSES || allocation >= MANY || !allocations[allocation].used ||
@@ -482,7 +482,7 @@ int cuMemMap(uint64_t address, size_t size, size_t offset, unsigned long long al
 
 int cuMemUnmap(uint64_t address, size_t size) {
   ENTER("cuMemUnmap");
-  size_t reserved;
+  size_t reserved = 0;
   int i = know(address);
   if (base_of(address, &reserved, NULL) != address || reserved != size ||
       !(known[i].what & MAPPED_HERE))

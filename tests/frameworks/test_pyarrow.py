@@ -397,16 +397,89 @@ def test_dtypes_that_pyarrow_lacks(dtype):
         dlx.convert(source, to="pyarrow")
 
 
-@pytest.mark.parametrize("to", ["pyarrow", "Array", "Tensor"])
-def test_bools_are_not_packed(np, to):
-    """A byte for each bool does not become eight in a byte: refused, and what the error tells to do works."""
-    source = np.array([True, False, True])
+def bools(np, n, seed=5):
+    """Return n random bools of numpy."""
+    return np.random.default_rng(seed).random(n) > 0.5
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 63, 64, 65, 1000])
+@pytest.mark.parametrize("to", ["pyarrow", "Array"])
+def test_bools_are_packed(np, to, n):
+    """Eight in a byte by a copy; the bits behind the last are zeros, and writes to the source are not seen."""
     to = getattr(pa, to, to)
-    with pytest.raises(errors.DTypeError, match="packs bools eight to a byte") as caught:
+    for cut in (slice(None), slice(3, None), slice(None, None, 2), slice(None, None, -1)):
+        source = bools(np, n)[cut]
+        result, expected = dlx.convert(source, to=to), source.tolist()
+        source[:] = ~source
+        assert type(result) is pa.BooleanArray and result.to_pylist() == expected and result.null_count == 0
+        result.validate(full=True)
+        packed = np.packbits(np.array(expected, bool), bitorder="little").tobytes()
+        assert not expected or result.buffers()[1].to_pybytes()[: len(packed)] == packed
+        assert dlx.convert(result, to="numpy").tolist() == expected
+
+
+@pytest.mark.parametrize("to", ["pyarrow", "Array", "arrow"])
+@pytest.mark.parametrize("source", ["numpy", "torch", "dlx", "jax"])
+def test_packing_is_a_copy_that_the_plan_reports(np, source, to):
+    """The first call, the next ones by their route, and those of trees and views; copy=False refuses each."""
+    if source in ("torch", "jax"):
+        pytest.importorskip(source)
+    to = getattr(pa, to, to)
+    for _ in range(3):
+        array = dlx.convert(bools(np, 11), to=source)
+        plan = dlx.plan(array, to=to)
+        assert plan.outcome == "copied" and "packs bools eight to a byte" in plan.steps[-1].why
+        assert plan.nbytes == 11 and len(plan.steps) == 1
+        assert dlx.plan([array], to=to).leaves[0].outcome == "copied"
+        assert dlx.plan(array, to=to, copy=False).outcome == "refused"
+        for obj, options in ((array, {}), ([array], {}), ([array], {"lazy": True})):
+            with pytest.raises(errors.CopyRequiredError, match="packs bools eight to a byte"):
+                dlx.convert(obj, to=to, copy=False, **options)[0]
+        for options in ({}, {"copy": True}):
+            result = dlx.convert(array, to=to, **options)
+            assert pa.array(result).to_pylist() == bools(np, 11).tolist()
+
+
+def test_packed_bools_in_containers(np):
+    """Trees, views, columns and stacks."""
+    array = bools(np, 20)
+    expected = array.tolist()
+    assert dlx.convert({"a": [array, array]}, to="pyarrow")["a"][1].to_pylist() == expected
+    view = dlx.convert({"a": array}, to="pyarrow", lazy=True)
+    assert view["a"].to_pylist() == expected and view.materialize()["a"].to_pylist() == expected
+    table = pa.table({"x": [1, 2], "flag": [True, False]})
+    columns = dlx.convert(dlx.convert(table, to="numpy"), to="pyarrow")
+    assert columns["flag"].to_pylist() == [True, False] and columns["x"].to_pylist() == [1, 2]
+    assert dlx.stack([np.array(True), np.array(False)], to="pyarrow").to_pylist() == [True, False]
+    assert dlx.stack([array, array], to="arrow").shape == (2, 20)
+    assert pa.array(dlx.stack([array, array], to="arrow")).to_pylist() == [expected] * 2
+
+
+def test_bools_of_the_array_interface_are_packed(np):
+    """A `dlx.Tensor` packs its bools for any consumer of Arrow's capsules: of any rank, and any byte but 0 is true."""
+    source = bools(np, 60).reshape(3, 4, 5)
+    for tensor in (dlx.convert(source, to="dlx", copy=False), dlx.convert(source, to="arrow")):
+        result = pa.array(tensor)
+        result.validate(full=True)
+        assert result.to_pylist() == source.tolist()
+        assert result.flatten().flatten().buffers()[1].size == 8
+    odd = np.array([0, 1, 2, 255, 0, 128, 0, 0, 7], "uint8").view(bool)
+    assert pa.array(dlx.convert(odd, to="dlx")).to_pylist() == [x != 0 for x in odd.view("uint8").tolist()]
+    kept = dlx.convert(source, to="arrow")
+    before = source.tolist()
+    source[:] = ~source
+    assert pa.array(kept).to_pylist() == before and dlx.convert(kept, to="numpy").tolist() == before
+
+
+@pytest.mark.parametrize("to", ["pyarrow", "Tensor"])
+def test_tensors_of_bools_are_refused(np, to):
+    """pyarrow.Tensor has no bools; what the error tells to do works."""
+    source, to = np.array([[True, False]]), getattr(pa, to, to)
+    with pytest.raises(errors.DTypeError, match=r"pyarrow\.Tensor has no bools") as caught:
         dlx.convert(source, to=to)
     assert str(dlx.plan(source, to=to).error) == str(caught.value) and "as uint8" in caught.value.fix
-    assert values(dlx.convert(source.view("uint8"), to=to, copy=False)) == [1, 0, 1]
-    assert dlx.convert(pa.array(source), to="numpy").tolist() == source.tolist()
+    assert values(dlx.convert(source.view("uint8"), to=to, copy=False)) == [[1, 0]]
+    assert dlx.convert(source.reshape(-1), to="pyarrow").to_pylist() == [True, False]
 
 
 def test_copy_true_is_memory_of_its_own(np):
@@ -580,3 +653,43 @@ def test_memory_of_what_cannot_cross_is_compared(np):
     bools, nulls = pa.array([True, False]), pa.array([1.0, None])
     assert dlx.shares_memory(bools, bools) and dlx.shares_memory(nulls, nulls)
     assert not dlx.shares_memory(nulls, np.zeros(4))
+
+
+@pytest.mark.parametrize("names", [None, ["rows", "columns"]])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_copy_of_a_tensor_keeps_the_names_of_its_dimensions(np, names, order):
+    """copy=True within pyarrow: names, order of memory and values stay, at the root and in a tree."""
+    source = pa.Tensor.from_numpy(np.asarray(np.arange(6.0).reshape(2, 3), order=order), dim_names=names)
+    for copy in (dlx.convert(source, to="pyarrow", copy=True), dlx.convert([source], to=pa.Tensor, copy=True)[0]):
+        assert copy is not source and copy.dim_names == source.dim_names and copy.strides == source.strides
+        assert values(copy) == values(source) and copy.equals(source)
+        assert copy.to_numpy().ctypes.data != source.to_numpy().ctypes.data
+    assert dlx.convert(source, to="pyarrow") is source
+
+
+class Marked(pa.ExtensionType):
+    """An extension type over int32."""
+
+    def __init__(self):
+        super().__init__(pa.int32(), "dlx.tests.marked")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, serialized):
+        return cls()
+
+
+def test_an_extension_type_inside_of_lists_is_refused_everywhere(np):
+    """One chunk, several, a table of one batch or more: never as the numbers below it."""
+    inner = pa.ExtensionArray.from_storage(Marked(), pa.array(range(8), pa.int32()))
+    lists_ = pa.FixedSizeListArray.from_arrays(inner, 2)
+    deeper = pa.FixedSizeListArray.from_arrays(lists_, 2)
+    for column in (inner, lists_, deeper):
+        for chunks in ([column], [column, column]):
+            chunked = pa.chunked_array(chunks)
+            for obj in (column, chunked, pa.table({"x": chunked}), [chunked], {"a": column}):
+                for _ in range(2):  # learning a route, and by it
+                    with pytest.raises(errors.DTypeError, match="marked"):
+                        dlx.convert(obj, to="numpy")

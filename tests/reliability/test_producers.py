@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 from hostile import hostile, library, mylib
-from project import SUPPORT
+from project import SUPPORT, compiled
 
 import dlx
 from dlx import errors
@@ -33,6 +33,15 @@ def test_generated_producers():
     status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")
     assert status == 0, out
     assert "2500 cases, 0 faults" in out
+
+
+def test_tables_that_lie(python):
+    """Slots that succeed without a result, or with any field of it wrong, or fail without a reason: no call dies."""
+    pytest.importorskip("numpy")
+    out = python(
+        f"import sys; sys.path[:0] = ['tests/support']; import lyingtables; lyingtables.run({str(compiled('lying'))!r})"
+    )
+    assert sum(map(int, out.split("calls:")[1].split())) > 10_000
 
 
 FAULTS = {

@@ -1,0 +1,59 @@
+"""The C of this project compiles without a warning, and a new one ends `make lint`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from project import ROOT, SUPPORT
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+PLANTED = {
+    "a discarded const": "int dlx_f(const int* x); int dlx_g(int* x); int dlx_f(const int* x) { return dlx_g(x); }",
+    "a narrowed number": "#include <stdint.h>\nint32_t dlx_f(int64_t x); int32_t dlx_f(int64_t x) { return x; }",
+    "an unset variable": "int dlx_g(int* x);\nint dlx_f(void); int dlx_f(void) { int x; return x; }",
+    "an unused function": "static int dlx_f(void) { return 1; }",
+}
+
+
+def lint(*files):
+    """Run the check; return its exit status, and what it printed."""
+    command = [sys.executable, str(SUPPORT / "lint_c.py"), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("folder", ["c_src/python", "c_src/core", "adapters"])
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
+    """In a file as those of a folder are compiled: by the flags that the folder has."""
+    import lint_c
+
+    monkeypatch.setattr(lint_c, "ROOT", tmp_path)
+    path = tmp_path / folder / "planted.c"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#include <Python.h>\n{PLANTED[name]}\n" if folder != "c_src/core" else PLANTED[name] + "\n")
+    assert "error:" in lint_c.compiled(path)
+    path.write_text("int dlx_f(const int* x);\nint dlx_f(const int* x) { return *x; }\n")
+    assert lint_c.compiled(path) == ""
+
+
+def test_every_c_file_is_looked_at():
+    """Those of the extensions and of the tests, and the one that cffi makes."""
+    import lint_c
+
+    found = {str(path.relative_to(ROOT)) for path in lint_c.files()}
+    assert {"c_src/python/fast_path_same.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
+            "tests/c/lying.c"} <= found  # fmt: skip
+    assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("adapters/*.c")} <= {*lint_c.files()}
+    assert "lint_c.py" in (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+
+
+@pytest.mark.slow
+def test_there_is_no_warning():
+    """What `make lint` runs."""
+    status, said = lint()
+    assert status == 0, said
