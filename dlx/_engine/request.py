@@ -13,7 +13,7 @@ from dlx._core.types import Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
 from dlx._protocols.dlpack import HOST
-from dlx._registry.array_like import is_array_like, not_readable, remedy
+from dlx._registry.array_like import not_readable, remedy
 from dlx._registry.generic import ARROW, is_proxy
 from dlx._registry.registry import HELD, registry
 from dlx._registry.target import Target
@@ -183,8 +183,8 @@ def not_an_array(obj: Any) -> DlxError:
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
         try:
-            if is_array_like(type(obj)):
-                return not_readable(type(obj))
+            if (refused := not_readable(type(obj))) is not None:
+                return refused
             fix = remedy(type(obj))
         except MemoryError:
             raise
