@@ -17,7 +17,7 @@ from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.plan import Plan
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_known, plan_one, plan_tree
-from dlx._engine.request import described, producer_of, request_of
+from dlx._engine.request import array_of, described, request_of
 from dlx._views.factory import lazy_view, plain_view
 from dlx.errors import ConversionError, DlxError
 
@@ -123,7 +123,7 @@ def convert(
     request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
     handler = container_of(type(obj))
     if handler is None:
-        return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
+        return Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     may = to is not None and device is None and stream is None and not copy and not detach
     fast_path = cast("FastPathFunction", convert) if may else None
@@ -199,7 +199,7 @@ def plan(
 def _plan(request: Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
     handler = container_of(type(obj))
     if handler is None:
-        return plan_one(request, obj, producer_of(obj, request), probe=probe)[0]
+        return plan_one(request, *array_of(obj, target=request.target.name), probe=probe)[0]
     return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
 
 

@@ -36,7 +36,7 @@ class _Hint(NamedTuple):
     reason: str = ""
     """Why the class is refused wherever it is. Empty: the hint is shown for arrays, and otherwise at the root only."""
     framework: str = ""
-    """Root package of the framework of the arrays that it holds, unless that is `package`."""
+    """Root package of the framework whose arrays it holds, unless that is `package`."""
 
 
 # The first one that fits decides.
@@ -98,7 +98,7 @@ _GUESSED = ("to_numpy", "compute", "toarray", "todense", "asnumpy", "numpy", "__
 
 
 class Refusal(NamedTuple):
-    """Why objects of a type are refused by name, what to convert instead, and root packages of its own arrays."""
+    """Why objects of a type are refused by name, what to convert instead, and packages whose arrays they may hold."""
 
     reason: str
     fix: str
@@ -138,7 +138,8 @@ def _look_up(kind: type) -> tuple[Refusal | None, str]:
     is_array = "__array__" in names or ({"dtype", "shape"} <= names and not names.isdisjoint(_READS))
     hint = next(_fitting(names | {*map(class_name, kind.__mro__)}, owners, is_array), _Hint("", ""))
     reason = _ARRAY if is_array else hint.reason
-    return Refusal(reason, hint.fix, owners | {hint.framework}) if reason else None, hint.fix
+    frameworks = frozenset({hint.package, hint.framework}) if hint.package else owners
+    return Refusal(reason, hint.fix, frameworks) if reason else None, hint.fix
 
 
 def _fitting(names: set[str], owners: frozenset[str], is_array: bool) -> Iterator[_Hint]:

@@ -439,10 +439,14 @@ def strict_array_adapter(obj: Any, strict: bool | None) -> Adapter | None:
     )
 
 
-def is_refused(obj: Any) -> bool:
-    """Return whether an object that speaks no protocol of arrays is refused by name, see `array_like`."""
+def is_refused(obj: Any, package: str = "") -> bool:
+    """Return whether an object that speaks no protocol of arrays is refused by name, see `array_like`.
+
+    What holds arrays of the framework of this root package is not.
+    """
     try:
-        return refusal(type(obj)) is not None
+        found = refusal(type(obj))
+        return found is not None and package not in found.frameworks
     except MemoryError:
         raise
     except Exception:  # a class that raises when it is looked at
