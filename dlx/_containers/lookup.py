@@ -8,7 +8,8 @@ A handler is a `dlx.adapter.Container`. The first of these that knows the type d
 4. arrays, text, buffers and numbers are no containers, whatever they inherit from, nor is what is refused by name
    (`dlx._registry.array_like`);
 5. subclasses of built-in containers, which keep their attributes;
-6. dataclasses, attrs classes, models of pydantic, structures of msgspec and namespaces: records (`dlx._containers.classes`);
+6. dataclasses, attrs classes, pydantic's models, msgspec's structures and namespaces: records
+   (`dlx._containers.classes`);
 7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._containers.classes`).
 
 Everything else is a leaf: an array, or an object that passes through.

@@ -1,7 +1,7 @@
 """Objects that hold arrays, and that dlx cannot read: how they are recognized, and what to convert instead.
 
-`refusal` is the one rule, for every verb and at every place: such an object is never taken apart as a record or mapping,
-and never passes through a tree.
+`refusal` is the one rule, for every verb and at every place: such an object is never taken apart as a record or a
+mapping, and never passes through a tree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class _Hint(NamedTuple):
 
 # The first one that fits decides.
 _HINTS = (
-    _Hint("arrays", "Convert a dict of its arrays: {name: array[:] for name, array in group.arrays()}.", "zarr", _ARRAY),
+    _Hint(
+        "arrays", "Convert a dict of its arrays: {name: array[:] for name, array in group.arrays()}.", "zarr", _ARRAY
+    ),
     _Hint("__getitem__", "Read it first: array[:], or a part of it.", "zarr"),
     _Hint("__getitem__", "Read it first: dataset[:], or a part of it.", "h5py"),
     _Hint("as_tensor", "Convert its .as_tensor() where its tensors have one shape, else list(it).", "nvidia", _ARRAY),
@@ -139,14 +141,14 @@ def _look_up(kind: type) -> tuple[Refusal | None, str]:
     hint = next(_fitting(names | {*map(class_name, kind.__mro__)}, owners, is_array), _Hint("", ""))
     reason = _ARRAY if is_array else hint.reason
     frameworks = frozenset({hint.package, hint.framework}) if hint.package else owners
-    return Refusal(reason, hint.fix, frameworks) if reason else None, hint.fix
+    return Refusal(reason, hint.fix, frameworks - {""}) if reason else None, hint.fix
 
 
 def _fitting(names: set[str], owners: frozenset[str], is_array: bool) -> Iterator[_Hint]:
     for hint in _HINTS:
-        if hint.attribute in names and (hint.package in owners if hint.package else True):
-            if is_array or hint.package or hint.attribute not in _GUESSED:
-                yield hint
+        owned = hint.package in owners if hint.package else is_array or hint.attribute not in _GUESSED
+        if owned and hint.attribute in names:
+            yield hint
 
 
 def _is_iterator(kind: type) -> bool:
