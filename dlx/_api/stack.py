@@ -214,7 +214,7 @@ def _on_device(
 def _tensors(
     objs: list[Any], keys: Sequence[Any], target: str
 ) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the arrays as tensors, each exported once, with their readiness events; errors need `keys` and `target`."""
+    """Return the arrays as tensors, each exported once, with their readiness events; errors name `keys`, `target`."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)

@@ -220,7 +220,7 @@ def record_handler(kind: type) -> Container | None:
         names = tuple(field.name for field in fields)
         frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag for it
     elif known := next((each for cls in kind.__mro__ if (each := _RECORDS.get(type_name(cls)))), None):
-        return known(kind)
+        return known(kind)  # type: ignore[no-any-return]
     else:
         return None
 
@@ -301,7 +301,7 @@ def _bare_model(obj: Any) -> Any:
     """Return `bare`, which shares nothing that a model writes to when its fields are set."""
     new = bare(obj)
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
-        value = getattr(new, name, None)
+        value: Any = getattr(new, name, None)
         if type(value) in (set, dict):
             object.__setattr__(new, name, value.copy())
     return new
@@ -322,8 +322,7 @@ def _struct_handler(kind: Any) -> Container:
     base = next(cls for cls in kind.__mro__ if _RECORDS.get(type_name(cls)) is _struct_handler)
 
     def flatten(obj: Any) -> tuple[list[str], list[Any]]:
-        present = [name for name in names if hasattr(obj, name)]
-        return present, [getattr(obj, name) for name in present]
+        return list(names), [getattr(obj, name) for name in names]
 
     def copied(obj: Any) -> Any:
         new = base.__copy__(obj)  # no object can be made without its fields

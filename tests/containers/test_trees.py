@@ -931,6 +931,38 @@ def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
     assert inside["a"] is array and type(new) is dict and type(new["a"]) is dlx.Tensor
 
 
+def changing(base):
+    """Return a subclass whose item assignment stores another object than it is given."""
+
+    class Changing(base):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, dlx.convert(value, to="dlx", copy=True) if is_armed else value)
+
+    is_armed = False
+    source = (
+        Changing({"a": leaf(), "b": 1}) if issubclass(base, (dict, collections.UserDict)) else Changing([leaf(), 1])
+    )
+    is_armed = True
+    return source
+
+
+@pytest.mark.parametrize(
+    "base",
+    [dict, collections.OrderedDict, collections.UserDict, list, collections.deque, collections.UserList],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_subclass_that_changes_what_is_put_in_becomes_a_plain_container(np, base, nested):
+    """The result holds the converted arrays themselves, not what the class made of them."""
+    source = changing(base)
+    many = not hasattr(source, "keys")
+    new = dlx.convert([source] if nested else source, to="numpy")
+    new = new[0] if nested else new
+    assert type(new) is (list if many else dict)
+    old, made = (source[0], new[0]) if many else (source["a"], new["a"])
+    assert type(made) is np.ndarray and dlx.shares_memory(made, old) and type(source).__name__ == "Changing"
+    assert list(new) == ([made, 1] if many else ["a", "b"])
+
+
 class Picky(dict):
     """A dict that takes no new value."""
 
