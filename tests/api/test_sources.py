@@ -406,6 +406,22 @@ def test_plain_data_passes_through(name, place, tmp_path):
     assert dlx.using("dlx")(lambda tree: get(tree[0]))(tree) is obj and dlx.plan(tree, to="dlx").error is None
 
 
+@pytest.mark.parametrize("verb", ONE | TREES)
+def test_what_cannot_be_opened_is_refused_by_every_verb(verb):
+    """A stream of batches says whether it is one column or several only when it is read."""
+    pa = lib("pyarrow")
+    reader = pa.table({"x": [1.0]}).to_reader()
+    root = refused(lambda: dlx.convert(reader, to="dlx"))
+    calls = [lambda: (ONE | TREES)[verb](reader)]
+    if verb == "convert lazily":
+        calls = [lambda: dlx.convert([reader], to="dlx", lazy=True)[0]]
+    elif verb in TREES:
+        calls.append(lambda: TREES[verb]({"a": [reader]}))
+    for call in calls:
+        assert same(refused(call), root)
+    assert reader.read_all().num_rows == 1  # nothing was read
+
+
 # ---- a function's own framework --------------------------------------------------------------------------------------
 
 
