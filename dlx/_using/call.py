@@ -236,7 +236,7 @@ class Invocation:
         what = kind_of(value)
         if self._caller is None and (what is None or self._passes()):
             return value
-        if what is None and not generic.is_refused(value, self.request.target.adapter.package):
+        if what is None and not generic.is_refused(value):
             return value
         request = None
         if self._caller is not None:
