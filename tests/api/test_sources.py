@@ -406,6 +406,47 @@ def test_plain_data_passes_through(name, place, tmp_path):
     assert dlx.using("dlx")(lambda tree: get(tree[0]))(tree) is obj and dlx.plan(tree, to="dlx").error is None
 
 
+FIXES = {  # what the fix says, done
+    "datasets.Dataset": lambda obj: obj.with_format("numpy")[:],
+    "datasets.IterableDataset": lambda obj: list(obj.with_format("numpy").iter(2)),
+    "datasets.Column": lambda obj: np.asarray(obj[:]),
+    "datasets.InMemoryTable": lambda obj: obj.table,
+    "anndata": lambda obj: obj.X,
+    "pyarrow dataset": lambda obj: obj.to_table(),
+    "pyarrow scanner": lambda obj: obj.to_table(),
+    "ParquetFile": lambda obj: obj.read(),
+    "ParquetDataset": lambda obj: obj.read(),
+    "duckdb connection": lambda obj: obj.sql("select 1.0::double as x"),
+    "polars LazyFrame": lambda obj: obj.collect(),
+    "polars GroupBy": lambda obj: obj.agg([]),
+    "polars LazyGroupBy": lambda obj: obj.agg([]).collect(),
+    "pandas GroupBy": lambda obj: dict(list(obj)),
+    "pandas SeriesGroupBy": lambda obj: obj.agg("sum"),
+    "pandas rolling": lambda obj: obj.agg("sum"),
+    "dask delayed": lambda obj: obj.compute(),
+    "torch module": lambda obj: obj.state_dict(),
+    "torch storage": lambda obj: lib("torch").empty(0, dtype=lib("torch").uint8).set_(obj),
+    "flax module": lambda obj: lib("flax.nnx").to_pure_dict(lib("flax.nnx").state(obj)),
+    "tensorclass": lambda obj: obj.to_tensordict(),
+    "openvino": lambda obj: obj.data,
+    "scipy csr": lambda obj: obj.toarray(),
+    "scipy lil": lambda obj: obj.toarray(),
+    "scipy dok": lambda obj: obj.toarray(),
+    "astropy time": lambda obj: [obj.jd1, obj.jd2],
+    "nditer": lambda obj: obj.operands,
+    "generator": list,
+    "values": list,
+    "items": list,
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_fix_gives_arrays(name, tmp_path):
+    """What it names is converted."""
+    plan = dlx.plan(FIXES[name](HOLDERS[name][0](tmp_path)), to="dlx")
+    assert plan.error is None and (plan.leaves or plan.outcome in ("shared", "copied"))
+
+
 @pytest.mark.parametrize("verb", ONE | TREES)
 def test_what_cannot_be_opened_is_refused_by_every_verb(verb):
     """A stream of batches says whether it is one column or several only when it is read."""
