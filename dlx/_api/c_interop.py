@@ -18,7 +18,8 @@ from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.stream import Stream
 from dlx._core.tracebacks import public, shorten
 from dlx._core.types import Device, DType
-from dlx._engine.request import not_an_array
+from dlx._engine.batch import Batch
+from dlx._engine.request import array_of, request_of
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
@@ -266,10 +267,11 @@ def _for_legacy(tensor: Tensor) -> None:
 
 
 def _tensor(obj: Any, **options: Any) -> Tensor:
-    if container_of(type(obj)) is not None:
-        raise not_an_array(obj).complete(target="dlx")
     try:
-        return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
+        if container_of(type(obj)) is None:
+            return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
+        array, source = array_of(obj, target="dlx")  # one that stands for an array: a Series, a DataArray
+        return Batch(request_of("dlx", **options), [array], [source]).run()[0]  # type: ignore[no-any-return]
     except DlxError as error:
         error.complete(via=CONVERTED)
         shorten(error, own=False)

@@ -17,7 +17,7 @@ from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.plan import Plan
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_known, plan_one, plan_tree
-from dlx._engine.request import described, producer_of, request_of
+from dlx._engine.request import array_of, described, request_of
 from dlx._views.factory import lazy_view, plain_view
 from dlx.errors import ConversionError, DlxError
 
@@ -51,9 +51,9 @@ def convert(
     obj
         An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__``, Arrow's
         PyCapsule interface or the buffer protocol; a raw DLPack capsule, which is used up. Or a container of
-        such: lists, tuples, dicts, their subclasses, dataclasses, mappings, tables and data frames that Arrow's
-        interface gives out (they become dicts of their columns), what adapters declare, and objects with
-        ``__dlx_tree__``, in any nesting.
+        such: lists, tuples, dicts, their subclasses, dataclasses, models of pydantic, structures of msgspec, mappings,
+        tables and data frames that Arrow's interface gives out (they become dicts of their columns), what adapters
+        declare, and objects with ``__dlx_tree__``, in any nesting.
     to
         Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`,
         ``"arrow"`` one that every library takes which speaks Arrow's interface.
@@ -73,7 +73,8 @@ def convert(
     stream
         The target's stream, for device memory.
     strict
-        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through.
+        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through, and
+        numbers without any array.
     errors
         Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
     lazy
@@ -95,7 +96,8 @@ def convert(
         If this data cannot be converted. The framework's own error, where there is one, is the cause.
     AdapterNotFoundError, FrameworkNotInstalledError, PluginError
         If nothing knows the object or the target, or the target is not installed. Also for an array of a library that
-        speaks no protocol, wherever it stands, and for a root that holds no array, unless it is a built-in container.
+        speaks no protocol, and for what holds arrays that dlx cannot take out of it (a model, a data set, an iterator),
+        wherever it is, and for a root that holds no array, unless it is a built-in container.
     TypeError, ValueError
         If the call itself is wrong.
     ExceptionGroup
@@ -123,7 +125,7 @@ def convert(
     request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
     handler = container_of(type(obj))
     if handler is None:
-        return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
+        return Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     may = to is not None and device is None and stream is None and not copy and not detach
     fast_path = cast("FastPathFunction", convert) if may else None
@@ -199,7 +201,7 @@ def plan(
 def _plan(request: Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
     handler = container_of(type(obj))
     if handler is None:
-        return plan_one(request, obj, producer_of(obj, request), probe=probe)[0]
+        return plan_one(request, *array_of(obj, target=request.target.name), probe=probe)[0]
     return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
 
 

@@ -15,7 +15,7 @@ from dlx._engine.batch import Batch
 from dlx._engine.executor import abstract, adapter_failed, info_of
 from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.planner import Request
-from dlx._engine.request import producer_of
+from dlx._engine.request import array_of
 from dlx._registry.registry import registry
 from dlx.errors import DlxError
 
@@ -139,7 +139,7 @@ def _same_memory(a: Device, b: Device) -> bool:
 def _extent(obj: Any) -> Extent | None:
     """Return the bytes of an array; None where it has no element, or no memory of its own."""
     request = Request(registry.target("dlx"))
-    source = producer_of(obj, request)
+    obj, source = array_of(obj, target=request.target.name)
     try:
         found = source.describe(obj)
         info = info_of(found.info, source, obj, found.tensor)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._containers.failures import Failures
+from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import lib
+from dlx._core.foreign import foreign_error, type_name
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tracebacks import public
@@ -19,13 +21,14 @@ from dlx._engine.batch import Batch
 from dlx._engine.plan import HOST, Step
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_one
-from dlx._engine.request import producer_of, request_of
+from dlx._engine.request import array_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
+from dlx._registry.array_like import remedy
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
-from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
+from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Target
@@ -45,6 +48,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     ----------
     arrays
         N arrays of shape ``(...)``; anything that `convert` takes as one array. None of them is changed or used up.
+        Of a data frame, a table or another mapping, its columns in order.
     to
         Target, as in `convert`.
     device
@@ -78,7 +82,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     >>> dlx.stack([b"abc", bytearray(b"def")], to="dlx")
     dlx.Tensor(uint8[2, 3], cpu, [[97, 98, 99], [100, 101, 102]])
     """
-    objs = list(arrays)
+    objs, keys = _rows(arrays)
     if type(to) is str and objs and device is None and stream is None and not trace.observers:
         stacked = _in_c(objs, to)
         if stacked is not None:
@@ -86,7 +90,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     request = request_of(to, device=device, stream=stream)
     if not objs:
         raise ValueError("stack needs at least one array")
-    tensors, readinesses, sync = _tensors(objs, request.target.name)
+    tensors, readinesses, sync = _tensors(objs, keys, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
     _can_hold(request, tensors[0], shape)
     try:
@@ -98,11 +102,30 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
         error.complete(source=f"{len(objs)} arrays", target=request.target.name)
         raise
     if isinstance(whole, int):
-        raise _odd(tensors, whole).complete(source=f"{len(objs)} arrays", target=request.target.name)
+        raise _odd(tensors, whole, keys).complete(source=f"{len(objs)} arrays", target=request.target.name)
     if trace.observers and whole is not None:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
         trace.record(f"{len(objs)} arrays", request.target.name, "copied", [why], whole.nbytes)
     return convert(whole, to, device=device, stream=stream)
+
+
+def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
+    """Return the arrays, and the key of each for errors: the columns of a frame, the values of any other mapping."""
+    inside, handler = arrays, container_of(type(arrays))
+    try:
+        while handler is not None and handler.kind == "wrapper":
+            _, (inside,) = handler.flatten(inside)
+            handler = container_of(type(inside))
+        if handler is not None and handler.kind == "mapping":
+            keys, objs = handler.flatten(inside)
+            return objs, keys or range(len(objs))
+    except DlxError as error:
+        error.complete(source=type_name(type(arrays)), fix=remedy(type(arrays)))
+        raise
+    except Exception as error:
+        raise foreign_error("it cannot be taken apart:", error, source=type_name(type(arrays))) from error
+    objs = list(arrays)
+    return objs, range(len(objs))
 
 
 def _in_c(objs: list[Any], to: str) -> Tensor | None:
@@ -188,27 +211,29 @@ def _on_device(
     return cuda.when(whole, cuda.ready(work))
 
 
-def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the arrays as tensors, each exported once, with their readiness events; `target` is for errors."""
+def _tensors(
+    objs: list[Any], keys: Sequence[Any], target: str
+) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
+    """Return the arrays as tensors, each exported once, with their readiness events; errors name `keys`, `target`."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
     numbers = list(first.values())
-    each = [objs[i] for i in numbers]
     request = Request(registry.target("dlx"))
     try:
-        sources = [producer_of(obj, request, root="arrays", path=(i,)) for i, obj in zip(numbers, each, strict=True)]
+        found = [array_of(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
+        each, sources = [array for array, _ in found], [source for _, source in found]
         failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
         fast_path = cast("FastPathFunction", convert)
-        batch = Batch(request, each, sources, lambda i: (numbers[i],), failures, fast_path, TENSOR.name)
+        batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, fast_path, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
         error.complete(via="to dlx.convert(array, to='dlx') and stack what it returns")
         raise
-    number = {id(obj): n for n, obj in enumerate(each)}
+    number = {i: n for n, i in enumerate(numbers)}
     readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    return [tensors[number[id(obj)]] for obj in objs], readinesses, batch.sync()
+    return [tensors[number[first[id(obj)]]] for obj in objs], readinesses, batch.sync()
 
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
@@ -240,10 +265,10 @@ def _compared(tensor: Tensor, word: str) -> Any:
     return found.type if word == "device" and host_readable(found) else found
 
 
-def _odd(tensors: list[Tensor], i: int) -> DlxError:
+def _odd(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
     word = next(word for word in _ODD if _compared(one, word) != _compared(other, word))
     kind, fix = _ODD[word]
-    reason = f"its {word} is {getattr(other, word)}, that of arrays[0] is {getattr(one, word)}"
-    return kind(reason, root="arrays", path=(i,), fix=fix)
+    reason = f"its {word} is {getattr(other, word)}, that of {path_text((keys[0],), 'arrays')} is {getattr(one, word)}"
+    return kind(reason, root="arrays", path=(keys[i],), fix=fix)

@@ -212,13 +212,15 @@ def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: An
 
 
 def record_handler(kind: type) -> Container | None:
-    """Return the handler of a dataclass or an attrs class, None for any other type."""
+    """Return the handler of a dataclass, an attrs class, pydantic's or msgspec's; None for any other type."""
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):
         names = tuple(field.name for field in fields)
         frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag for it
+    elif known := next((each for cls in kind.__mro__ if (each := _RECORDS.get(type_name(cls)))), None):
+        return known(kind)  # type: ignore[no-any-return]
     else:
         return None
 
@@ -280,6 +282,77 @@ def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) 
     return new
 
 
+def _model_handler(kind: Any) -> Container:
+    """Return the handler of a model of pydantic: its fields, and the extra ones; no validator and no default runs."""
+    frozen = bool(getattr(kind, "model_config", {}).get("frozen"))
+    new_empty = None if frozen else _bare_model
+    return Container(
+        kind="record", flatten=_flatten_model, unflatten=_unflatten_model, new_empty=new_empty, mutable=not frozen
+    )
+
+
+def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
+    kept = {name: value for name, value in obj.__dict__.items() if not _is_computed(type(obj), name)}
+    children = kept | (getattr(obj, "__pydantic_extra__", None) or {})
+    return list(children), list(children.values())
+
+
+def _bare_model(obj: Any) -> Any:
+    """Return `bare`, which shares nothing that a model writes to when its fields are set."""
+    new = bare(obj)
+    for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
+        value: Any = getattr(new, name, None)
+        if type(value) in (set, dict):
+            object.__setattr__(new, name, value.copy())
+    return new
+
+
+def _unflatten_model(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    new = _bare_model(obj) if new_empty is None else new_empty
+    extra = getattr(new, "__pydantic_extra__", None) or {}
+    for name, child in zip(keys, children, strict=True):
+        (extra if name in extra else new.__dict__)[name] = child
+    return new
+
+
+def _struct_handler(kind: Any) -> Container:
+    """Return the handler of a structure of msgspec; its ``__post_init__`` does not run."""
+    names, frozen = kind.__struct_fields__, kind.__struct_config__.frozen
+    fields = {name: inspect.getattr_static(kind, name) for name in names}
+    base = next(cls for cls in kind.__mro__ if _RECORDS.get(type_name(cls)) is _struct_handler)
+
+    def flatten(obj: Any) -> tuple[list[str], list[Any]]:
+        return list(names), [getattr(obj, name) for name in names]
+
+    def copied(obj: Any) -> Any:
+        new = base.__copy__(obj)  # no object can be made without its fields
+        if hasattr(obj, "__dict__"):
+            new.__dict__.update(obj.__dict__)
+        return new
+
+    def unflatten(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+        new = copied(obj) if new_empty is None else new_empty
+        for name, child in zip(keys, children, strict=True):
+            fields[name].__set__(new, child)  # also where it is frozen
+        return new
+
+    new_empty = None if frozen else copied
+    return Container(kind="record", flatten=flatten, unflatten=unflatten, new_empty=new_empty, mutable=not frozen)
+
+
+_RECORDS: dict[str, Any] = {
+    "pydantic.main.BaseModel": _model_handler,
+    "pydantic.v1.main.BaseModel": _model_handler,
+    "msgspec.Struct": _struct_handler,
+}
+"""Bases of records that the class does not show by an attribute."""
+
+
+def _is_computed(kind: Any, name: str) -> bool:
+    """Return whether a name in an object's dict is a value that a `functools.cached_property` has kept."""
+    return isinstance(getattr(kind, name, None), functools.cached_property)
+
+
 def _without_init(kind: Any) -> Any:
     try:
         return object.__new__(kind)
@@ -295,11 +368,7 @@ def bare(obj: Any) -> Any:
     kind: Any = type(obj)
     new = _without_init(kind)
     if hasattr(obj, "__dict__"):
-        new.__dict__.update(
-            (name, value)
-            for name, value in obj.__dict__.items()
-            if not isinstance(getattr(kind, name, None), functools.cached_property)
-        )
+        new.__dict__.update((name, value) for name, value in obj.__dict__.items() if not _is_computed(kind, name))
     _copy_slots(obj, new)
     if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
         object.__setattr__(new, "_attrs_cached_hash", None)

@@ -5,10 +5,11 @@ A handler is a `dlx.adapter.Container`. The first of these that knows the type d
 1. the table of exact built-in types below;
 2. the object's own protocol, ``__dlx_tree__()`` -> ``(children, rebuild)``;
 3. handlers that adapters declare (`Adapter.containers`), the nearest base class first;
-4. arrays, text, buffers and numbers are no containers, whatever they inherit from, nor is what is an array to its own
-   library (`dlx._registry.array_like`);
+4. arrays, text, buffers and numbers are no containers, whatever they inherit from, nor is what is refused by name
+   (`dlx._registry.array_like`);
 5. subclasses of built-in containers, which keep their attributes;
-6. dataclasses, attrs classes and namespaces: records (`dlx._containers.classes`);
+6. dataclasses, attrs classes, pydantic's models, msgspec's structures and namespaces: records
+   (`dlx._containers.classes`);
 7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._containers.classes`).
 
 Everything else is a leaf: an array, or an object that passes through.
@@ -34,7 +35,7 @@ from dlx._core import native
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
 from dlx._protocols import arrow
 from dlx._registry import generic
-from dlx._registry.array_like import is_array_like
+from dlx._registry.array_like import refusal
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -323,7 +324,7 @@ def _look_up(kind: type) -> Container | None:
         return None
     if arrow.speaks(kind):
         return ARROW
-    if is_array_like(kind):
+    if refusal(kind) is not None:
         return None
     return subclass_handler(kind) or record_handler(kind) or abstract_handler(kind)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from numbers import Number
 from typing import Any
 
 from dlx._containers.failures import Failures
@@ -191,16 +192,22 @@ class Tree:
                     yield self._path_text(number, i), child
 
     def check_found(self) -> None:
-        """Report a root that holds no array, unless it is a built-in container, where it shows what it holds."""
+        """Report a root that holds no array.
+
+        A built-in container shows what it holds: of those only one with numbers is refused, and only if `strict`.
+        """
         if self.arrays or self._refused:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
         found = list(islice(self.passed(), SHOWN + 1))
-        if is_built_in(type(root.obj)) or not (found or root.handler.kind == "record"):
+        has_numbers = self.strict and any(isinstance(child, Number) for _, child in self.passed())
+        if (is_built_in(type(root.obj)) and not has_numbers) or not (found or root.handler.kind == "record"):
             return
         held = ", ".join(f"{path} is {type_name(type(child))}" for path, child in found[:SHOWN])
         reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > SHOWN else ''}"
         fix = "Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds."
+        if has_numbers:
+            fix = "Make an array of the numbers first, such as numpy.array(numbers)."
         self.failures.add(AdapterNotFoundError(reason, source=type_name(type(root.obj)), fix=fix), ())
 
     def _path(self, number: int, i: int) -> tuple[Any, ...]:

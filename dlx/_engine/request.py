@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._containers.lookup import ARROW as WRAPPER
-from dlx._containers.lookup import container_of
+from dlx._containers.failures import Failures
+from dlx._containers.lookup import VIEW, container_of
+from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, module_of, type_name
@@ -13,7 +14,7 @@ from dlx._core.types import Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
 from dlx._protocols.dlpack import HOST
-from dlx._registry.array_like import is_array_like, not_readable, remedy
+from dlx._registry.array_like import not_readable, remedy
 from dlx._registry.generic import ARROW, is_proxy
 from dlx._registry.registry import HELD, registry
 from dlx._registry.target import Target
@@ -23,19 +24,17 @@ from dlx.typing import ERRORS, READONLY
 
 __all__ = [
     "array_info",
+    "array_of",
     "check_flags",
     "described",
     "not_an_array",
-    "producer_of",
     "request_of",
 ]
 
 
 def array_info(obj: Any) -> ArrayInfo:
     """Return what an array's adapter says of it, or what it exports."""
-    source = registry.producer(obj)
-    if source is None or (source is ARROW and _is_declared(type(obj))):
-        raise not_an_array(obj)
+    obj, source = array_of(obj)
     try:
         found = source.describe(obj)
         unknown = found.info is None and found.tensor is None and not found.blockers
@@ -150,17 +149,31 @@ def _as(like: Any) -> tuple[Target, Device | None]:
     return target, info.device
 
 
-def producer_of(obj: Any, request: Request, **parts: Any) -> Adapter:
-    """Return the adapter of an array, or raise that it is none; `parts` complete the error."""
+def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:
+    """Return the array that an object is or stands for, as a DataArray of xarray stands for its data, and its adapter.
+
+    Parameters
+    ----------
+    obj
+        Any object that `dlx.convert` takes for one array.
+    parts
+        They complete the error.
+
+    Raises
+    ------
+    DlxError
+        If it is not one array, or cannot be read.
+    """
     source = registry.producer(obj)
-    if source is None or (source is ARROW and _is_declared(type(obj))):
-        raise not_an_array(obj).complete(target=request.target.name, **parts)
-    return source
-
-
-def _is_declared(kind: type) -> bool:
-    """Return whether a type that speaks Arrow is a container that an adapter declares, as xarray's are."""
-    return container_of(kind) not in (None, WRAPPER)
+    handler = container_of(type(obj)) if source is None or source is ARROW else None
+    if source is not None and handler is None:
+        return obj, source
+    if handler is not None and handler.kind == "wrapper" and handler is not VIEW:
+        root, first = parts.get("root", ""), parts.get("path", ())
+        tree = Tree(obj, handler, Failures(parts.get("target", ""), located=lambda path: (root, (*first, *path))))
+        if len(tree.arrays) == 1 and not tree.path(0):
+            return tree.arrays[0], tree.sources[0]
+    raise not_an_array(obj).complete(**parts)
 
 
 def described(obj: Any) -> ArrayInfo | None:
@@ -180,11 +193,15 @@ def not_an_array(obj: Any) -> DlxError:
     if is_proxy(type(obj)):
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif container_of(type(obj)) is not None:
-        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
+        return AdapterNotFoundError(
+            "it is a container, and one array is needed",
+            source=name,
+            fix="Give one of the arrays in it; dlx.convert and dlx.plan take whole containers.",
+        )
     else:
         try:
-            if is_array_like(type(obj)):
-                return not_readable(type(obj))
+            if (refused := not_readable(type(obj))) is not None:
+                return refused
             fix = remedy(type(obj))
         except MemoryError:
             raise

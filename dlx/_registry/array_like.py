@@ -1,54 +1,97 @@
-"""Objects that are arrays to their own library, and that dlx cannot read: how they are recognized, and what to call.
+"""Objects that hold arrays, and that dlx cannot read: how they are recognized, and what to convert instead.
 
-They are never taken apart as records or mappings, and never pass through a tree: each is refused, with its place.
+`refusal` is the one rule, for every verb and at every place: such an object is never taken apart as a record or a
+mapping, and never passes through a tree.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator, ValuesView
+from itertools import accumulate, count
 from typing import NamedTuple
 
-from dlx._core.foreign import class_name, derives, module_of, type_name
+from dlx._core.foreign import TypeCache, class_name, derives, module_of, type_name
 from dlx.errors import AdapterNotFoundError
 
-__all__ = ["is_array_like", "not_readable", "remedy"]
+__all__ = ["Refusal", "not_readable", "refusal", "remedy"]
 
 _READS = ("__getitem__", "toarray", "todense", "to_numpy", "numpy", "asnumpy")
+
+_ARRAY = "it is an array to its own library, and implements no protocol by which dlx reads arrays"
+_HOLDER = "it holds arrays that dlx cannot take out of it"
+_LISTED = "Make a list of it first: list(...)."
+_NUMBERS = (count, type(iter(range(0))))
+_ITERATOR = "its elements can be read only by iterating over it, which dlx does not do"
 
 
 class _Hint(NamedTuple):
     """What to convert instead of an object that dlx cannot read."""
 
     attribute: str
-    """Of the class; or a class's own name, where it has no attribute that tells."""
+    """Of the class; or the name of the class or of a base, where no attribute tells."""
     fix: str
     package: str = ""
-    """Root package of the class, where the attribute alone does not tell."""
-    is_array: bool = False
-    """Whether the class is an array, or holds some, and has nothing else that shows it."""
+    """Root package of the class or of a base, where the attribute alone does not tell."""
+    reason: str = ""
+    """Why the class is refused wherever it is. Empty: the hint is shown for arrays, and otherwise at the root only."""
+    framework: str = ""
+    """Root package of the framework whose arrays it holds, unless that is `package`."""
 
 
-# The first one that fits is shown.
+# The first one that fits decides.
 _HINTS = (
-    _Hint("arrays", "Convert a dict of its arrays: {name: array[:] for name, array in group.arrays()}.", "zarr", True),
+    _Hint(
+        "arrays", "Convert a dict of its arrays: {name: array[:] for name, array in group.arrays()}.", "zarr", _ARRAY
+    ),
     _Hint("__getitem__", "Read it first: array[:], or a part of it.", "zarr"),
     _Hint("__getitem__", "Read it first: dataset[:], or a part of it.", "h5py"),
-    _Hint("as_tensor", "Convert its .as_tensor() where its tensors have one shape, else list(it).", "nvidia", True),
-    _Hint("tensors", "Convert list(batch.tensors).", "nvidia", True),
-    _Hint("contiguous", "Call .contiguous() first.", "warp", True),
-    _Hint("stack", "Call .stack() first.", "tensorflow", True),
-    _Hint("UMat", "Call .get() first.", "cv2", True),
+    _Hint("as_tensor", "Convert its .as_tensor() where its tensors have one shape, else list(it).", "nvidia", _ARRAY),
+    _Hint("tensors", "Convert list(batch.tensors).", "nvidia", _ARRAY),
+    _Hint("contiguous", "Call .contiguous() first.", "warp", _ARRAY),
+    _Hint("stack", "Call .stack() first.", "tensorflow", _ARRAY),
+    _Hint("UMat", "Call .get() first.", "cv2", _ARRAY),
+    _Hint("Tensor", "Convert its .data.", "openvino", _ARRAY),
+    _Hint("UntypedStorage", "Convert torch.empty(0, dtype=torch.uint8).set_(storage).", "torch", _ARRAY),
+    _Hint("TypedStorage", "Convert torch.empty(0, dtype=storage.dtype).set_(storage).", "torch", _ARRAY),
     _Hint("data_vars", "Convert its variables: {name: each.values for name, each in dataset.data_vars.items()}."),
     _Hint("colnames", "Convert its columns: {name: table[name].data for name in table.colnames}.", "astropy"),
-    _Hint("collect", "Call .collect() first.", "polars", True),
+    _Hint("Time", "Convert its .jd1 and its .jd2 apart, whose sum it is.", "astropy", _ARRAY),
+    _Hint("collect", "Call .collect() first.", "polars", _ARRAY),
+    _Hint("LazyGroupBy", "Call .agg(...) and .collect() first.", "polars", _HOLDER),
+    _Hint("GroupBy", "Call .agg(...) first.", "polars", _HOLDER),
+    _Hint("DynamicGroupBy", "Call .agg(...) first.", "polars", _HOLDER),
+    _Hint("RollingGroupBy", "Call .agg(...) first.", "polars", _HOLDER),
+    _Hint("BaseGroupBy", "Call .agg(...) first, or convert a dict of its groups: dict(list(it)).", "pandas", _HOLDER),
+    _Hint("BaseWindow", "Call .agg(...) first.", "pandas", _HOLDER),
+    _Hint("IterableDataset", "Convert the batches of its .with_format('numpy').iter(batch_size).", "datasets", _HOLDER),
+    _Hint("Dataset", "Convert its .with_format('numpy')[:].", "datasets", _HOLDER),
+    _Hint("Column", "Convert numpy.asarray(column[:]).", "datasets", _HOLDER),
+    _Hint("IterableColumn", "Convert numpy.asarray(list(column)).", "datasets", _HOLDER),
+    _Hint("Table", "Convert its .table.", "datasets", _HOLDER),
+    _Hint("AnnData", "Convert the arrays in it, such as its .X.", "anndata", _HOLDER),
+    _Hint("Dataset", "Call .to_table() first.", "pyarrow", _HOLDER),
+    _Hint("Scanner", "Call .to_table() first.", "pyarrow", _HOLDER),
+    _Hint("ParquetFile", "Call .read() first.", "pyarrow", _HOLDER),
+    _Hint("ParquetDataset", "Call .read() first.", "pyarrow", _HOLDER),
+    _Hint("DuckDBPyConnection", "Convert the result of a query: connection.sql(query).", "_duckdb", _HOLDER),
+    _Hint("DuckDBPyConnection", "Convert the result of a query: connection.sql(query).", "duckdb", _HOLDER),
+    _Hint("DataLoader", "Convert each batch that it gives.", "torch", _HOLDER),
+    _Hint("Distribution", "Convert its parameters.", "torch", _HOLDER),
+    _Hint("Module", "Convert its .parameters().", "mlx", _HOLDER),
+    _Hint("Module", "Convert flax.nnx.to_pure_dict(flax.nnx.state(module)).", "flax.nnx", _HOLDER, "jax"),
     _Hint("magnitude", "Convert its .magnitude, and keep its .units yourself."),
     _Hint("to_numpy", "Call .to_numpy() first."),
+    _Hint("compute", "Call .compute() first.", "dask", _HOLDER),
     _Hint("compute", "Call .compute() first."),
     _Hint("toarray", "Call .toarray() first, or convert the arrays that it is made of, such as .data."),
+    _Hint("toarray", "Call .toarray() first.", "scipy", _ARRAY),
     _Hint("todense", "Call .todense() first."),
     _Hint("asnumpy", "Call .asnumpy() first."),
-    _Hint("state_dict", "Convert its .state_dict()."),
+    _Hint("to_tensordict", "Convert its .to_tensordict().", "", _HOLDER),
+    _Hint("state_dict", "Convert its .state_dict().", "", _HOLDER),
+    _Hint("Dataset", "Convert its items.", "torch", _HOLDER),
+    _Hint("nditer", "Convert its .operands.", "numpy", _ITERATOR),
     _Hint("__array__", "Call numpy.asarray on it first: that may copy, so dlx never does."),
     _Hint("numpy", "Call .numpy() first."),
     _Hint("__getitem__", "Convert what [...] reads of it. If it is a record of arrays, give it a __dlx_tree__ method."),
@@ -56,17 +99,70 @@ _HINTS = (
 _GUESSED = ("to_numpy", "compute", "toarray", "todense", "asnumpy", "numpy", "__getitem__")  # mean this of arrays only
 
 
-def is_array_like(kind: type) -> bool:
-    """Return whether objects of a type are arrays or columns to their own library.
+class Refusal(NamedTuple):
+    """Why objects of a type are refused by name, what to convert instead, and packages whose arrays they may hold."""
 
-    That is where the class has ``__array__``, or both ``dtype`` and ``shape`` and a way to read elements. Fields of a
-    record that happen to have these names do not count.
+    reason: str
+    fix: str
+    frameworks: frozenset[str]
+
+
+_refusals: TypeCache[tuple[Refusal | None, str]] = TypeCache()
+
+
+def refusal(kind: type) -> Refusal | None:
+    """Return why objects of a type are refused, wherever they are, or None.
+
+    These are arrays to their own library (the class has ``__array__``, or both ``dtype`` and ``shape`` and a way to
+    read elements; fields of a record that happen to have these names do not count), and what is known to hold arrays
+    that only its own library can take out: data sets, models, iterators. Looked up once per type.
     """
-    names = _names(kind)
+    return _known(kind)[0]
+
+
+def remedy(kind: type) -> str:
+    """Return what to convert instead of an object of a type that dlx cannot read; empty where nothing is known."""
+    return _known(kind)[1]
+
+
+def _known(kind: type) -> tuple[Refusal | None, str]:
+    return _refusals.find(kind) or _refusals.keep(kind, _look_up(kind))
+
+
+def _look_up(kind: type) -> tuple[Refusal | None, str]:
+    """Return the refusal of a type, and its remedy."""
+    if derives(kind, (str, os.PathLike)):
+        return None, "A saved file is read by dlx.open(path)."
+    names, owners = _names(kind), _packages(kind)
+    if _is_iterator(kind):
+        return Refusal(_ITERATOR, _LISTED, owners), _LISTED
     # Not `names >= ...`: without its GIL CPython 3.14 locks both sets twice there, which takes 50 ms on a busy machine.
-    if "__array__" in names or ({"dtype", "shape"} <= names and not names.isdisjoint(_READS)):
+    is_array = "__array__" in names or ({"dtype", "shape"} <= names and not names.isdisjoint(_READS))
+    hint = next(_fitting(names | {*map(class_name, kind.__mro__)}, owners, is_array), _Hint("", ""))
+    reason = _ARRAY if is_array else hint.reason
+    frameworks = frozenset({hint.package, hint.framework}) if hint.package else owners
+    return Refusal(reason, hint.fix, frameworks - {""}) if reason else None, hint.fix
+
+
+def _fitting(names: set[str], owners: frozenset[str], is_array: bool) -> Iterator[_Hint]:
+    for hint in _HINTS:
+        owned = hint.package in owners if hint.package else is_array or hint.attribute not in _GUESSED
+        if owned and hint.attribute in names:
+            yield hint
+
+
+def _is_iterator(kind: type) -> bool:
+    """Return whether a type is one of Python's iterators, or a view of a mapping's values; those of numbers are not."""
+    if derives(kind, (ValuesView, ItemsView)):
         return True
-    return any(hint.is_array for hint in _fitting(kind, names))
+    owners = [module_of(cls) for cls in kind.__mro__ if "__next__" in vars(cls)]
+    return not {"builtins", "itertools"}.isdisjoint(owners) and not derives(kind, _NUMBERS)
+
+
+def _packages(kind: type) -> frozenset[str]:
+    """Return the packages, and those above them, that a class and its bases come from."""
+    modules = {module_of(cls) for cls in kind.__mro__ if cls is not object}
+    return frozenset(package for module in modules for package in accumulate(module.split("."), "{}.{}".format))
 
 
 def _names(kind: type) -> set[str]:
@@ -75,33 +171,14 @@ def _names(kind: type) -> set[str]:
 
 
 def _fields(kind: type) -> Iterator[str]:
-    """Give the names of a record's fields: of a named tuple, a dataclass, an attrs class."""
-    for attribute in ("_fields", "__dataclass_fields__", "__attrs_attrs__"):
+    """Give the names of a record's fields: of a named tuple, a dataclass, an attrs class, a msgspec structure."""
+    for attribute in ("_fields", "__dataclass_fields__", "__attrs_attrs__", "__struct_fields__"):
         found = getattr(kind, attribute, None)
         if isinstance(found, tuple | dict):
             yield from (each if isinstance(each, str) else getattr(each, "name", "") for each in found)
 
 
-def _fitting(kind: type, names: set[str]) -> Iterator[_Hint]:
-    root = module_of(kind).partition(".")[0]
-    names = names | {class_name(kind)}
-    for hint in _HINTS:
-        if hint.attribute in names and hint.package in ("", root):
-            yield hint
-
-
-def remedy(kind: type) -> str:
-    """Return what to convert instead of an object of a type that dlx cannot read; empty where nothing is known."""
-    if derives(kind, (str, os.PathLike)):
-        return "A saved file is read by dlx.open(path)."
-    is_array, hints = is_array_like(kind), _fitting(kind, _names(kind))
-    return next((each.fix for each in hints if is_array or each.package or each.attribute not in _GUESSED), "")
-
-
-def not_readable(kind: type) -> AdapterNotFoundError:
-    """Return the error for an array of another library that implements no protocol which dlx reads."""
-    return AdapterNotFoundError(
-        "it is an array to its own library, and implements no protocol by which dlx reads arrays",
-        source=type_name(kind),
-        fix=remedy(kind),
-    )
+def not_readable(kind: type) -> AdapterNotFoundError | None:
+    """Return the error for an object that is refused by name, None for any other."""
+    found = refusal(kind)
+    return None if found is None else AdapterNotFoundError(found.reason, source=type_name(kind), fix=found.fix)

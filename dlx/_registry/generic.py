@@ -16,7 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
-from dlx._registry.array_like import is_array_like, not_readable, remedy
+from dlx._registry.array_like import not_readable, refusal, remedy
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
@@ -241,7 +241,7 @@ class BufferAdapter(Described):
         try:
             return memory.buffer(obj)
         except DlxError as error:
-            if is_array_like(type(obj)):  # a list of tensors: it says that it has a buffer, and gives none
+            if refusal(type(obj)):  # a list of tensors: it says that it has a buffer, and gives none
                 error.complete(fix=remedy(type(obj)))
             raise
 
@@ -412,14 +412,14 @@ def strict_array_adapter(obj: Any, strict: bool | None) -> Adapter | None:
     Raises
     ------
     AdapterNotFoundError
-        If it is an array to its own library, and speaks no protocol (unless `strict` is None), or `strict` refuses it.
+        If it is refused by name, see `array_like` (unless `strict` is None), or `strict` refuses it.
     """
     try:
         source = generic_array_adapter(obj)
-        if source is None and strict is not None and is_array_like(type(obj)):
+        if source is None and strict is not None and (refused := not_readable(type(obj))) is not None:
             source = generic_buffer_adapter(obj)
             if source is None:
-                raise not_readable(type(obj))
+                raise refused
         if source is not None or not strict or generic_buffer_adapter(obj) is not None:
             return source
     except (DlxError, MemoryError):
@@ -434,10 +434,14 @@ def strict_array_adapter(obj: Any, strict: bool | None) -> Adapter | None:
     )
 
 
-def is_refused(obj: Any) -> bool:
-    """Return whether an object that speaks no protocol of arrays is one to its own library, see `array_like`."""
+def is_refused(obj: Any, package: str = "") -> bool:
+    """Return whether an object that speaks no protocol of arrays is refused by name, see `array_like`.
+
+    What holds arrays of the framework of this root package is not.
+    """
     try:
-        return is_array_like(type(obj))
+        found = refusal(type(obj))
+        return found is not None and package not in found.frameworks
     except MemoryError:
         raise
     except Exception:  # a class that raises when it is looked at

@@ -72,7 +72,7 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
     for i in reversed(range(len(found))):  # a wrapper stands for its child, which comes later
         if i not in at:
             _, _, _, parts, links = found[i]
-            at[i] = linked(links[0]) if links else [_plain(parts[0])]
+            at[i] = linked(links[0]) if links else [_plain(parts[0]) if parts else None]  # None: it failed
     nodes = []
     names = bytearray()
     for i in kept:

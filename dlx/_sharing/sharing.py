@@ -22,7 +22,7 @@ from dlx._core.text import amount
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
 from dlx._engine.batch import Batch
 from dlx._engine.planner import Request
-from dlx._engine.request import producer_of
+from dlx._engine.request import array_of
 from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
@@ -87,7 +87,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
     handler = container_of(type(obj))
     failures = _Listed("shared memory", collect=True)
     if handler is None:
-        tree, objs, sources, path = None, [obj], [producer_of(obj, request)], None
+        tree, objs, sources, path = None, [obj], [array_of(obj, target=request.target.name)[1]], None
     else:
         tree = Tree(obj, handler, failures)
         objs, sources, path = tree.arrays, tree.sources, tree.path

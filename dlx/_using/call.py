@@ -34,21 +34,29 @@ HOST = Device("cpu")
 _NO_ARRAYS: Mapping[int, Any] = {}
 
 
-class Returned(Tree):
-    """A flattened result; arguments that were passed unchanged are not flattened."""
+class Passed(Tree):
+    """A flattened argument or result. What holds arrays of the function's own framework, such as a model, is kept."""
 
     def __init__(
-        self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...], *, strict: bool | None = None
+        self,
+        root: Any,
+        handler: Container,
+        failures: Failures,
+        package: str,
+        whole: tuple[Any, ...] = (),
+        *,
+        strict: bool | None = False,
     ) -> None:
-        self._whole = whole
+        self._package, self._whole = package, whole  # arguments that were passed unchanged are not flattened
         super().__init__(root, handler, failures, strict=strict)
 
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
         return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
 
     def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
-        whole = any(obj is each for each in self._whole)
-        return generic.strict_array_adapter(obj, None) if whole else super()._generic(obj, number, i)
+        if any(obj is each for each in self._whole) or not generic.is_refused(obj, self._package):
+            return generic.strict_array_adapter(obj, None)
+        return super()._generic(obj, number, i)
 
 
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
@@ -142,7 +150,7 @@ class Invocation:
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
         located = self.spec.parameter if arguments else lambda path: ("", path if root is value else path[1:])
         failures = Failures(target.name, located=located)
-        tree = Tree(root, handler, failures)
+        tree = Passed(root, handler, failures, target.adapter.package)
         if arguments:
             self._declared = self.spec.written(tree)
         results = [self._shared.get(id(array), array) for array in tree.arrays]
@@ -257,7 +265,8 @@ class Invocation:
         """
         target = self.request.target if request is None else request.target
         failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
-        tree = Returned(value, handler, failures, self.kept, strict=None if request is None else False)
+        package, strict = self.request.target.adapter.package, None if request is None else False
+        tree = Passed(value, handler, failures, package, self.kept, strict=strict)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())
@@ -321,7 +330,7 @@ class Invocation:
         own = self._containers.get(id(container))
         if own is None or own[0] is not container:
             return False
-        tree = Returned(container, handler, Failures(""), self.kept)
+        tree = Passed(container, handler, Failures(""), "", self.kept, strict=None)
         arrays = [self._mine(array) for array in tree.arrays]
         if not all(map(self._stays, tree.arrays)):
             return False

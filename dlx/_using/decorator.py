@@ -118,7 +118,9 @@ def using(
     whole: what its caller writes to the array meanwhile, while a generator or coroutine waits, is lost.
 
     Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
-    a first parameter called ``self`` or ``cls`` is passed as it is, and comes back so.
+    a first parameter called ``self`` or ``cls`` is passed as it is, and comes back so. Models, data loaders and other
+    objects that hold arrays are refused, unless they belong to the function's own framework: those are passed as they
+    are.
 
     *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
     so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on

@@ -511,7 +511,7 @@ class CompiledCalls:
 
     def _located(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
         """Return where arrays stand among the arguments."""
-        tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""))
+        tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""), strict=None)
         found = {id(array): i for i, array in enumerate(tree.arrays)}
         return [self._spec.parameter(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
 

@@ -10,7 +10,7 @@ from dlx._api.shares_memory import collision
 from dlx._containers.lookup import kind_of
 from dlx._engine.batch import Batch
 from dlx._engine.executor import adapter_failed
-from dlx._engine.request import producer_of, request_of
+from dlx._engine.request import array_of, request_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import Place
@@ -154,4 +154,5 @@ def _write(old: Any, new: Any) -> None:
     if not _writable(old):
         raise TypeError(f"{type(old).__name__} cannot be written to")
     request = request_of(None, like=old)
-    (old[...],) = Batch(request, [new], [producer_of(new, request)]).run()
+    new, source = array_of(new, target=request.target.name)
+    (old[...],) = Batch(request, [new], [source]).run()

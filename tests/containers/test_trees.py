@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 import time
@@ -509,7 +510,7 @@ def test_whatever_is_no_array_passes_through(np):
 
     things = [1, 1.5, True, None, "text", b"bytes", bytearray(2), memoryview(b"ab"), range(3), 2j, object(), len, int]
     things += [np.float32(1), np.dtype("f4"), datetime.date(2020, 1, 1), enum.Enum("Color", "RED").RED]
-    things += [iter([1]), (n for n in range(2)), slice(1), Ellipsis, collections.UserString("text"), {}.values()]
+    things += [iter(range(1)), itertools.count(), slice(1), Ellipsis, collections.UserString("text"), {}.keys()]
     for result in (dlx.convert(things, to="dlx"), dlx.convert([Point(things)], to="dlx")[0].x):
         assert all(one is other for one, other in zip(result, things, strict=True))
 
@@ -523,8 +524,9 @@ def test_strict_refuses_what_it_does_not_know(np):
 
     plain = [1, None, "t", b"b", bytearray(1), np.float64(1), decimal.Decimal(1), pathlib.PurePath("a")]
     plain += [datetime.datetime(2020, 1, 1), range(2), enum.Enum("Color", "RED").RED, 1j, slice(2)]
+    plain.append(dlx.empty((), "int8"))
     assert dlx.convert(plain, to="dlx", strict=True) == plain
-    for odd in (object(), len, int, iter([])):
+    for odd in (object(), len, int, iter(range(2))):
         with pytest.raises(errors.AdapterNotFoundError, match=r"at obj\['a'\]\[0\]: .*strict=True") as caught:
             dlx.convert({"a": (odd,)}, to="dlx", strict=True)
         assert caught.value.where == "obj['a'][0]"
@@ -537,10 +539,11 @@ def test_strict_is_asked_by_plan_too():
 
 
 def test_modules_of_torch_are_not_entered(torch):
-    """A module is changed in place by its owner: it passes through, also where it is a sequence."""
-    linear, several = torch.nn.Linear(2, 2), torch.nn.ModuleList([torch.nn.Linear(1, 1)])
-    result = dlx.convert([linear, several], to="numpy")
-    assert result[0] is linear and result[1] is several
+    """A module is changed in place by its owner: it is refused, also where it is a sequence."""
+    for module in (torch.nn.Linear(2, 2), torch.nn.ModuleList([torch.nn.Linear(1, 1)])):
+        with pytest.raises(errors.AdapterNotFoundError, match=r"at obj\[1\]: .*state_dict") as caught:
+            dlx.convert([1, module], to="numpy")
+        assert caught.value.where == "obj[1]"
 
 
 def test_at_the_root_whatever_can_be_a_source_is_one(np):
@@ -926,6 +929,38 @@ def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
     inside = Same(a=array)
     new = dlx.convert(types.MappingProxyType(inside), to="dlx")
     assert inside["a"] is array and type(new) is dict and type(new["a"]) is dlx.Tensor
+
+
+def changing(base):
+    """Return a subclass whose item assignment stores another object than it is given."""
+
+    class Changing(base):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, dlx.convert(value, to="dlx", copy=True) if is_armed else value)
+
+    is_armed = False
+    source = (
+        Changing({"a": leaf(), "b": 1}) if issubclass(base, (dict, collections.UserDict)) else Changing([leaf(), 1])
+    )
+    is_armed = True
+    return source
+
+
+@pytest.mark.parametrize(
+    "base",
+    [dict, collections.OrderedDict, collections.UserDict, list, collections.deque, collections.UserList],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_subclass_that_changes_what_is_put_in_becomes_a_plain_container(np, base, nested):
+    """The result holds the converted arrays themselves, not what the class made of them."""
+    source = changing(base)
+    many = not hasattr(source, "keys")
+    new = dlx.convert([source] if nested else source, to="numpy")
+    new = new[0] if nested else new
+    assert type(new) is (list if many else dict)
+    old, made = (source[0], new[0]) if many else (source["a"], new["a"])
+    assert type(made) is np.ndarray and dlx.shares_memory(made, old) and type(source).__name__ == "Changing"
+    assert list(new) == ([made, 1] if many else ["a", "b"])
 
 
 class Picky(dict):

@@ -558,7 +558,7 @@ def test_what_is_scattered_in_memory_has_a_hint(attribute):
     """It is refused, with what makes an array of it."""
     kind = getattr(imported("tensorflow" if attribute == "TensorArray" else "warp"), attribute)
     fix = "Call .stack() first." if attribute == "TensorArray" else "Call .contiguous() first."
-    assert array_like.is_array_like(kind) and array_like.remedy(kind) == fix
+    assert array_like.refusal(kind).fix == fix
 
 
 @pytest.mark.parametrize("name", ["mlx", "onnxruntime", "warp", "paddle", "tensorflow", "xarray"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
 import dataclasses
@@ -222,6 +223,36 @@ def test_nested_containers_are_nested_views(torch, arrays):
     inner = view["a"]
     assert isinstance(inner, MutableSequence) and inner is view["a"] and inner[1] is view["a"][1]
     assert shows(torch, [inner[0], inner[1]["b"][0], inner[1]["b"][1].x[0]], 0, 1, 2)
+
+
+def test_buffers_and_scalars_pass_through_as_in_eager_conversion(np, torch):
+    """At the root they are arrays; in a container they are data, by every route, at the first and the second access."""
+    things = [
+        b"ab",
+        bytearray(b"ab"),
+        memoryview(b"ab"),
+        array.array("d", [1.0]),
+        np.float32(1),
+        np.int64(2),
+        np.bool_(1),
+    ]
+    named = {str(i): thing for i, thing in enumerate(things)}
+    for make in (list, tuple, collections.deque):
+        view = dlx.convert(make([*things, np.ones(1)]), to="torch", lazy=True)
+        for _ in range(2):
+            assert all(view[i] is thing for i, thing in enumerate(things)) and type(view[-1]) is torch.Tensor
+            assert all(new is thing for new, thing in zip(view, things, strict=False))
+        assert all(new is thing for new, thing in zip(view.materialize(), things, strict=False))
+    for make in (dict, collections.OrderedDict, types.SimpleNamespace):
+        source = make(**named) if make is types.SimpleNamespace else make(named)
+        view = dlx.convert([source], to="torch", lazy=True)[0]
+        for _ in range(2):
+            for name, thing in named.items():
+                new = getattr(view, name) if make is types.SimpleNamespace else view[name]
+                assert new is thing
+        if make is not types.SimpleNamespace:
+            assert all(new is named[name] for name, new in view.items())
+            assert all(new is thing for new, thing in zip(view.values(), things, strict=True))
 
 
 def test_what_cannot_be_looked_into_is_converted_when_it_is_reached(torch):
