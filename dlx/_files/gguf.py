@@ -13,7 +13,7 @@ from typing import Any
 
 from dlx._core.text import amount, one_line
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_order
+from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_names, check_order
 from dlx.errors import FileError
 
 __all__ = ["read_gguf"]
@@ -114,8 +114,7 @@ def _read(file: File, reader: _Reader) -> Contents:
     described = [_described(reader) for _ in range(tensors)]
     start = -(-reader.at // alignment) * alignment
     entries = [_stored(*each, start, alignment) for each in described]
-    if len({each.name for each in entries}) != len(entries):
-        raise FileError("a name stands there twice")
+    check_names([each.name for each in entries])
     end = check_order(entries, start, gaps=True)  # each begins at a multiple of the alignment
     if end > file.size:
         raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {file.size:,}", fix=AGAIN)

@@ -109,15 +109,18 @@ def hostile():
     yield "vast.npy", npy("<f4", (1 << 62,) * 128, b"", version=2), "claims more than a million EiB of data"
     yield "dtype.npy", npy("<q99", (1,), bytes(8)), "its header gives '<q99' as dtype"
     yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
-    yield "text.npy", b"hello, world, this is text", "it does not begin like a .npy file"
-    yield "text.npz", b"hello, world, this is text", "it is a damaged zip file"
+    yield "text.npy", b"hello, world, this is text", "it is text, which begins with 'hello, world, this is text'"
+    yield "text.npz", b"hello, world, this is text", "it is text, which begins with"
+    yield "other.npy", bytes(range(200, 250)), "it does not begin like a .npy file"
+    yield "other.npz", bytes(range(200, 250)), "it is a damaged zip file"
     yield (
         "object.npy",
         npy("|O", (1,), b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."),
         "runs whatever code is in them",
     )
     yield "old.pt", b"\x80\x02cposix\nsystem\n(S'touch PWNED'\ntR.", "weights_only=True"
-    yield "text.txt", b"hello, world, this is text", "it is none of"
+    yield "text.txt", b"hello, world, this is text", "it is text, which begins with"
+    yield "other.dat", bytes(range(200, 250)), "its first bytes are those of no format that dlx reads"
     yield "x.pkl", b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR.", "runs whatever code"
     for name, members, words in zips(good, claims):
         yield name, members, words
@@ -127,7 +130,8 @@ def hostile():
     yield "huge.safetensors", GB100.to_bytes(8, "little") + b"{}", "its header claims 100.0 GiB"
     yield "top.safetensors", b"\xff" * 8 + b"{}", "its header claims 16.0 EiB"
     yield "empty.safetensors", b"", "it is empty"
-    yield "eight.safetensors", bytes(5), "ends in the middle of its header"
+    yield "eight.safetensors", b"\5\0\0\0\0", "ends in the middle of its header"
+    yield "zeros.safetensors", bytes(999), "its first 512 bytes are 0, as in a download that did not finish"
 
 
 def zipped(**members):
@@ -158,10 +162,6 @@ def zips(good, claims):
     yield "bomb.npz", bomb, "member 'a.npy': its header is no description"
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 64, 0)  # a list of files of 1 GiB, in a sparse file
     yield "list.npz", (b"PK\3\4", 64 + (1 << 30), end), "its list of files claims more than 16.0 MiB"
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("a.npy", good)
-    yield "lzma.npz", out.getvalue(), "compressed by method 14"
 
 
 def tensors():

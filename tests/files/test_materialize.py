@@ -20,7 +20,12 @@ def made(np, torch, folder):
     (folder / "x.gguf").write_bytes(gguf({"w": (0, (3, 2), bytes(24))}))
     torch.save({key: torch.from_numpy(value) for key, value in arrays.items()}, folder / "flat.pt")
     torch.save(torch.nn.Linear(2, 3).state_dict(), folder / "state.pt")
-    nested = {"model": {"w": torch.ones(2)}, "list": [torch.ones(1), (torch.zeros(1), 3)], "step": 3, "n": torch.Size([2])}
+    nested = {
+        "model": {"w": torch.ones(2)},
+        "list": [torch.ones(1), (torch.zeros(1), 3)],
+        "step": 3,
+        "n": torch.Size([2]),
+    }
     torch.save(nested, folder / "nested.pt")
     torch.save([torch.ones(2), torch.zeros(3)], folder / "list.pt")
     torch.save(torch.ones(2), folder / "tensor.pt")

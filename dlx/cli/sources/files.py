@@ -12,8 +12,8 @@ from typing import Any
 
 from dlx._core.text import one_line
 from dlx._core.types import DType
-from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed
-from dlx._files.objects import load_checkpoint, opened_arrow, unreadable
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
+from dlx._files.objects import load_checkpoint, opened_arrow
 from dlx._files.reading import OBJECTS, kind_of, opened, read
 from dlx.cli.model import BadInput, Entry, Source, aligned_to, counted
 from dlx.cli.render.screen import Screen
@@ -68,7 +68,7 @@ def open_source(name: str, screen: Screen, *, shown: str = "") -> Source:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() or path.is_symlink()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # a long way into an object is no file
             return False
