@@ -146,7 +146,9 @@ _EXACT: dict[type, Container | None] = {
 }
 
 # Never entered, though some are sequences (a string is a sequence of strings).
-_LEAVES = (str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType)
+_LEAVES = (
+    str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType,
+)  # fmt: skip
 _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 
 

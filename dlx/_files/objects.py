@@ -44,7 +44,12 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, in
                 yield reader, batches, f"record batches: {batches:,}"
             else:
                 mapped.seek(0)
-                yield ipc.open_stream(mapped), 1, "a stream: its record batches are not counted"
+                batches = sum(each.type == "record batch" for each in ipc.MessageReader.open_stream(mapped))
+                if mapped.read(4) == b"\xff\xff\xff\xff":
+                    fix = "Read each with pyarrow.ipc.open_stream from one open file."
+                    raise FileError("it holds several Arrow streams, one after the other", fix=fix)
+                mapped.seek(0)
+                yield ipc.open_stream(mapped), batches, f"a stream, record batches: {batches:,}"
     except FileError:
         raise
     except Exception as error:

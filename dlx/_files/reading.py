@@ -148,6 +148,7 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
         return
     contents, shards = read_index(file)
     parts = [(file, contents)]
+    listed = {name for names in shards.values() for name in names}
     try:
         for place, names in shards.items():
             with _named(place):
@@ -155,10 +156,11 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
                 parts.append((shard, Contents(".safetensors", ())))
                 found = read_safetensors(shard)
                 wanted = set(names)
-                entries = [each for each in found.entries if each.name in wanted]
-                if len(entries) < len(wanted):
-                    missing = next(iter(wanted - {each.name for each in entries}))
-                    raise FileError(f"it has no tensor {one_line(missing, 80)!r}, which the index says it has")
+                missing = wanted - {each.name for each in found.entries}
+                if missing:
+                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which the index says it has")
+                # A tensor that the index finds in another file is a stale copy; one that it does not know counts.
+                entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
                 parts[-1] = shard, found._replace(entries=entries)
         yield parts
     finally:

@@ -23,7 +23,8 @@ _GGML = "it is a model of ggml from before GGUF", "Convert it by llama.cpp: conv
 
 # (offset, bytes, or a pattern that the file begins with; what it is; what to do)
 _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
-    (0, b"version https://git-lfs.github.com/", "it is a pointer of Git LFS, not the file itself", "Run: git lfs pull."),
+    (0, b"version https://git-lfs.github.com/", "it is a pointer of Git LFS, not the file itself",
+     "Run: git lfs pull."),
     (0, b"/annex/objects/", "it is a pointer of git-annex, not the file itself", "Run: git annex get FILE."),
     (0, re.compile(rb"(md5: |outs:|frozen: )"), "it is a pointer of DVC, not the file itself", "Run: dvc pull FILE."),
     (0, re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b", re.I | re.S),
@@ -40,12 +41,14 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (257, b"ustar", "it is a tar archive", _EXPAND.format("tar -xf")),
     (0, b"7z\xbc\xaf\x27\x1c", "it is a 7z archive", _EXPAND.format("7z x")),
     (0, b"Rar!\x1a\x07", "it is a RAR archive", _EXPAND.format("unrar x")),
-    (0, b"FEA1", "it is Feather of version 1", "Write it as version 2: pyarrow.feather.write_feather(table, path)."),
+    (0, b"FEA1", "it is Feather of version 1",
+     "Write it as version 2: pyarrow.feather.write_feather(pyarrow.feather.read_table(path), NEW)."),
     (0, b"PARE", "it is an encrypted Parquet file", _ELSEWHERE.format("pyarrow.parquet, with its keys")),
     (0, b"ORC", "it is an ORC file", _ELSEWHERE.format("pyarrow.orc.read_table")),
     (0, b"Obj\x01", "it is an Avro file", _ELSEWHERE.format("fastavro")),
     (0, b"MATLAB 5.0 MAT-file", "it is a MATLAB file from before version 7.3", _ELSEWHERE.format("scipy.io.loadmat")),
-    (0, re.compile(rb"CDF[\1\2\5]"), "it is a netCDF file from before version 4", _ELSEWHERE.format("xarray.open_dataset")),
+    (0, re.compile(rb"CDF[\1\2\5]"), "it is a netCDF file from before version 4",
+     _ELSEWHERE.format("xarray.open_dataset")),
     (0, b"\x0e\x03\x13\x01", "it is an HDF4 file, not HDF5", _ELSEWHERE.format("pyhdf")),
     (0, b"SIMPLE  =", "it is a FITS file", _ELSEWHERE.format("astropy.io.fits")),
     (128, b"DICM", "it is a DICOM file", _ELSEWHERE.format("pydicom")),
@@ -65,7 +68,8 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
 
 # A member that only such archives have; what it is; what to do
 _ZIPS = (
-    ("archive_format", "it is a program of torch.export with its weights", "Read them: torch.export.load(path).state_dict."),
+    ("archive_format", "it is a program of torch.export with its weights",
+     "Read them: dlx.convert(torch.export.load(path).state_dict, to=...)."),
     ("model.weights.h5", "it is a model of Keras 3", "Open the model.weights.h5 that is in it: unzip FILE."),
     ("saved_model.pb", "it is a model of TensorFlow in a zip file", "Read it by tensorflow.saved_model.load."),
     ("[Content_Types].xml", "it is a document of an office suite", ""),

@@ -11,8 +11,8 @@ import dlx
 
 
 def made(np, torch, folder):
-    """Write a file of each format that is installed; return {name: path}."""
-    arrays, paths = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(4, "f4")}, {}
+    """Write a file of each format that is installed; return their paths."""
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(4, "f4")}
     np.save(folder / "x.npy", arrays["a"])
     np.savez(folder / "x.npz", **arrays)
     np.savez_compressed(folder / "c.npz", **arrays)

@@ -85,7 +85,11 @@ def _file(path: Path) -> Source:
             for _, contents in parts:
                 if contents.close is not None:
                     contents.close()
-            metadata = {key: str(value) for key, value in parts[0][1].metadata.items()}
+            metadata = {
+                key: f"an array of {len(value):,}" if isinstance(value, list) else str(value)
+                for _, contents in reversed(parts)
+                for key, value in contents.metadata.items()
+            }
             size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
             return Source(str(path), kind.removesuffix(".index.json"), tuple(entries), size, notes, metadata)
 
