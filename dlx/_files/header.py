@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import mmap
@@ -26,6 +27,7 @@ __all__ = [
     "AGAIN",
     "MAX_BYTES",
     "MAX_NDIM",
+    "NO_ARRAYS",
     "SAFE",
     "Contents",
     "File",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 MAX_NDIM = 128
+NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
 MAX_BYTES = 1 << 63  # of an array, and what an extent stays below
 AGAIN = "Write it or fetch it again."
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
@@ -81,6 +84,10 @@ class File:
             return mmap.mmap(self.handle.fileno(), length, flags=mmap.MAP_PRIVATE, prot=protection)
         except ValueError as error:
             raise FileError("another program cut it off while it was opened", fix=AGAIN) from error
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(f"cannot map {length:,} bytes of {self.path}") from error
+            raise
 
     def __enter__(self) -> File:
         return self

@@ -19,7 +19,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from dlx._core.native import Tensor
 from dlx._core.text import amount, one_line
@@ -201,14 +201,17 @@ def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
             if len(members) > MAX_MEMBERS:
                 raise FileError(f"it has {len(members):,} members, and dlx reads at most {MAX_MEMBERS:,}")
             check_names([each.filename for each in members])
-            if members and min(each.header_offset for each in members) and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":
+            first = min((int(each.header_offset) for each in members), default=0)
+            if first and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":
                 fix = "Take the archives apart: only the last one is listed."
                 raise FileError("it holds several zip archives, or members that its list leaves out", fix=fix)
             yield archive
-    except FileError:
+    except (FileError, MemoryError):
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, struct.error, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: an offset before the file
+    except Exception as error:  # each method of compression has exceptions of its own
+        # EINVAL is an offset before the file, no number a damaged stream, RuntimeError a lock that cannot be allocated.
+        of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
+        if not of_file:
             raise
         raise FileError(f"it is a damaged zip file: {error}", fix=AGAIN) from error
 
@@ -220,7 +223,7 @@ def read_npz(file: File) -> Contents:
         ends = [(each.header_offset, start_of(file, each) + each.compress_size) for each in members]
         entries = [_member(file, archive, each) for each in members]
         names = archive.namelist()
-    if all(entry.dtype_name == "?" for entry in entries):
+    if all(entry.dtype_name == "file" for entry in entries):
         raise other_zip(names)
     check_names([each.name for each in entries])
     ends.sort()
@@ -250,11 +253,13 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
             raise FileError(f"it is not compressed, and claims {size:,} and {member.compress_size:,} bytes")
         if size > _METHODS[method] * member.compress_size:
             raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
-        with archive.open(member) as content:
+        with cast("zipfile.ZipExtFile", archive.open(member)) as content:
             if not content.peek(len(MAGIC)).startswith(MAGIC[: size or 1]):
-                return refuse(refused="it is another file in the archive, not an array")
+                return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
             entry = _npy(content, size, name)
-    except RuntimeError as error:  # this Python is built without the method
+    except RuntimeError as error:
+        if "missing" not in str(error):  # else this Python is built without the method
+            raise
         return refuse(refused=f"it cannot be decompressed: {error}")
     except FileError as error:
         reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
@@ -280,8 +285,11 @@ def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
                 yield piece
                 rest = inflater.unconsumed_tail
         return
-    lzma = method == zipfile.ZIP_LZMA
-    expander = zipfile.LZMADecompressor() if lzma else importlib.import_module("bz2").BZ2Decompressor()
+    expander: Any
+    if method == zipfile.ZIP_LZMA:
+        expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # knows the header that zip writes
+    else:
+        expander = importlib.import_module("bz2").BZ2Decompressor()
     for begin in range(0, len(packed), 4096):  # neither of the two bounds what comes out
         if not expander.eof:
             yield expander.decompress(bytes(packed[begin : begin + 4096]))

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from dlx._core.foreign import message_of
 from dlx._core.text import amount, one_line
 from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
 from dlx._files.npy import opened_zip, start_of
@@ -19,6 +20,7 @@ __all__ = ["arrow_columns", "load_checkpoint", "opened_arrow"]
 
 MAX_RATIO = 1 << 15  # of the bytes of a buffer to compressed ones: Zstandard writes 128 KiB of one value as 4 bytes
 MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
+TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals, and open it in that block."
 
 
 @contextlib.contextmanager
@@ -87,9 +89,10 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         for each in archive.infolist():
             (data if re.search(r"/data/\d+$", each.filename) else others).append(each)
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
-            raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none")
+            fix = "Read them: dlx.convert(torch.jit.load(path).state_dict(), to=...)."
+            raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none", fix=fix)
         if any(each.compress_type for each in data):
-            raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it anew by torch.save.")
+            raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it again by torch.save.")
         records = {start_of(file, each): each.file_size for each in data}
     largest = max((each.file_size for each in others), default=0)
     if largest > MAX_PICKLE:
@@ -126,6 +129,9 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
             if code:
                 named = one_line(", ".join(code), 120)
                 reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
-                fix = f"If you trust the file, open it inside of torch.serialization.safe_globals([{named}])."
-                return FileError(reason, fix=fix)
+                return FileError(reason, fix=TRUST.format(f" ([{named}])"))
+        why = re.search(r"WeightsUnpickler error:\s*(.+)", message_of(error))
+        if why:
+            fix = TRUST.format("") if "allowlisted" in why[1] else AGAIN
+            return FileError(f"torch's weights_only refuses it: {one_line(why[1], 200)}", fix=fix)
     return failure

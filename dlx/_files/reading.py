@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ def kind_of(file: File) -> str:
     if suffix == ".onnx":
         fix = "Read its weights: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer."
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
+    if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # after a program, or text
+        return ".npz"
     other = other_file(start)
     if other is not None:
         raise other
