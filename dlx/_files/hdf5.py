@@ -16,9 +16,6 @@ from dlx.errors import FileError
 __all__ = ["read_hdf5"]
 
 
-MAX_ATTRIBUTE = 1 << 20  # bytes of an attribute that is read; HDF5 sets no limit
-
-
 def read_hdf5(file: File) -> Contents:
     """List what an HDF5 file holds; names are paths inside of it."""
     h5py = needed("h5py", "HDF5")
@@ -96,10 +93,10 @@ def _opened(h5py: Any, file: File, root: Any, name: str, group: Any, key: str) -
 
 def _keep_attributes(metadata: dict[str, Any], prefix: str, item: Any) -> None:
     """Add the attributes of a member; one that cannot be read as Python's own values is only named."""
-    for key in item.attrs if len(item.attrs) else ():
+    attributes = item.attrs
+    for key in attributes if len(attributes) else ():
         try:
-            small = item.attrs.get_id(key).get_storage_size() <= MAX_ATTRIBUTE
-            metadata[f"{prefix}{key}"] = _plain(item.attrs[key] if small else None)
+            metadata[f"{prefix}{key}"] = _plain(attributes[key])
         except MemoryError:
             raise
         except Exception:  # numpy has no such type

@@ -19,7 +19,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
 from dlx._core.text import amount, one_line
@@ -66,11 +66,16 @@ def read_npy(file: File) -> Contents:
     return Contents(".npy", [_told(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
+class _OtherFile(FileError):
+    """Raised for a file that is not a .npy file at all."""
+
+
 def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
     """Read one header; `size` is the number of bytes that the file says to have."""
-    start = exactly(file, 8)
-    if start[:6] != MAGIC:
-        raise FileError("it does not begin like a .npy file")
+    start = file.read(8)
+    if not start or start[: len(MAGIC)] != MAGIC[: len(start)]:
+        raise _OtherFile("it does not begin like a .npy file")
+    start += exactly(file, 8 - len(start))
     major = start[6]
     if major not in (1, 2, 3):
         raise FileError(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
@@ -253,10 +258,10 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
             raise FileError(f"it is not compressed, and claims {size:,} and {member.compress_size:,} bytes")
         if size > _METHODS[method] * member.compress_size:
             raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
-        with cast("zipfile.ZipExtFile", archive.open(member)) as content:
-            if not content.peek(len(MAGIC)).startswith(MAGIC[: size or 1]):
-                return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
+        with archive.open(member) as content:
             entry = _npy(content, size, name)
+    except _OtherFile:
+        return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
     except RuntimeError as error:
         if "missing" not in str(error):  # else this Python is built without the method
             raise

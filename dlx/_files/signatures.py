@@ -19,7 +19,7 @@ OWN = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": 
 _EXPAND = "Expand it, and open what comes out: {} FILE."
 _AGAIN = "Fetch it again: curl -fL -o FILE URL, with a token if the server asks for one."
 _ELSEWHERE = "Read it by {}, and convert the arrays."
-_GGML = "it is a model of ggml from before GGUF", "Convert it by llama.cpp: convert_llama_ggml_to_gguf.py."
+_GGML = "it is a model of ggml from before GGUF", "Convert it by llama.cpp: convert_llama_ggml_to_gguf."
 
 # (offset, bytes, or a pattern that the file begins with; what it is; what to do)
 _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
