@@ -11,10 +11,10 @@ from pathlib import Path
 from dlx._core.text import one_line
 from dlx._files.header import SAFE, Contents, File
 from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
-from dlx._files.signatures import FIRST, HDF5, OWN, other_file
+from dlx._files.signatures import FIRST, HDF5, OWN, other_file, other_folder
 from dlx.errors import DlxError, FileError
 
-__all__ = ["ENDS", "OBJECTS", "is_zarr", "kind_of", "opened", "read"]
+__all__ = ["ENDS", "OBJECTS", "kind_of", "opened", "read"]
 
 OBJECTS = (".pt", ".arrow", ".parquet")
 """Kinds of files that another library reads."""
@@ -26,11 +26,6 @@ _BY_NAME = {
 }  # fmt: skip
 ENDS = (*_BY_NAME, *_TORCH[:-1])
 """Ends of the names of files that are read; of ``.bin`` not even its name says whose it is."""
-
-
-def is_zarr(path: Path) -> bool:
-    """Return whether a folder is a Zarr store, of version 2 or 3."""
-    return any((path / name).exists() for name in (".zgroup", ".zarray", "zarr.json"))
 
 
 @contextmanager
@@ -45,9 +40,9 @@ def opened(path: Path) -> Iterator[File]:
         If it cannot be opened.
     """
     try:
-        if path.is_dir() and is_zarr(path):
-            fix = "Read it by zarr: dlx.convert(zarr.open(path)[name][...], to=...)."
-            raise FileError("it is a Zarr store, a folder of chunks that are compressed one by one", fix=fix)
+        other = other_folder(path) if path.is_dir() else None
+        if other is not None:
+            raise other
         with File(index_in(path) if path.is_dir() else path) as file:
             yield file
     except DlxError as error:

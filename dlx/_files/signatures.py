@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from dlx._core.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["FIRST", "HDF5", "OWN", "other_file", "other_zip"]
+__all__ = ["FIRST", "HDF5", "OWN", "other_file", "other_folder", "other_zip"]
 
 FIRST = 512  # bytes that are looked at
 HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -19,6 +20,10 @@ OWN = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": 
 _EXPAND = "Expand it, and open what comes out: {} FILE."
 _AGAIN = "Fetch it again: curl -fL -o FILE URL, with a token if the server asks for one."
 _ELSEWHERE = "Read it by {}, and convert the arrays."
+_ZARR = (
+    "it is a Zarr store, a folder of chunks that are compressed one by one",
+    "Read it by zarr: dlx.convert(zarr.open(path)[name][...], to=...).",
+)
 _GGML = "it is a model of ggml from before GGUF", "Convert it by llama.cpp: convert_llama_ggml_to_gguf."
 
 # (offset, bytes, or a pattern that the file begins with; what it is; what to do)
@@ -54,7 +59,7 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (128, b"DICM", "it is a DICOM file", _ELSEWHERE.format("pydicom")),
     (4, b"TFL3", "it is a TensorFlow Lite model", _ELSEWHERE.format("tensorflow.lite.Interpreter")),
     (0, re.compile(rb"(model_checkpoint_path|all_model_checkpoint_paths): "), "it is a checkpoint of TensorFlow",
-     "Read it by tensorflow.train.load_checkpoint(FOLDER), and convert the arrays."),
+     _ELSEWHERE.format("tensorflow.train.load_checkpoint(FOLDER)")),
     (0, b"lmgg", *_GGML),
     (0, b"tjgg", *_GGML),
     (0, b"fmgg", *_GGML),
@@ -76,6 +81,17 @@ _ZIPS = (
     ("META-INF/MANIFEST.MF", "it is a Java archive", ""),
 )  # fmt: skip
 
+# A member that only such folders have; what it is; what to do
+_FOLDERS = (
+    (".zgroup", *_ZARR),
+    (".zarray", *_ZARR),
+    ("zarr.json", *_ZARR),
+    ("saved_model.pb", "it is a SavedModel of TensorFlow", _ELSEWHERE.format("tensorflow.saved_model.load")),
+    (".metadata", "it is a checkpoint of torch.distributed",
+     "Write it as one file: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, 'NEW.pt')."),
+    ("manifest.ocdbt", "it is a checkpoint of Orbax", _ELSEWHERE.format("orbax.checkpoint")),
+)  # fmt: skip
+
 
 def other_file(start: bytes) -> FileError | None:
     """Return the error for a file of a format that dlx knows and does not read, by its first bytes; else None."""
@@ -92,6 +108,14 @@ def other_file(start: bytes) -> FileError | None:
     if all(each.isprintable() or each in "\t\n\r\f" for each in text):
         kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "text"
         return FileError(f"it is {kind}, which begins with {one_line(text.strip(), 40)!r}")
+    return None
+
+
+def other_folder(path: Path) -> FileError | None:
+    """Return the error for a folder that is one store or model of another library; else None."""
+    for member, found, fix in _FOLDERS:
+        if (path / member).exists():
+            return FileError(found, fix=fix)
     return None
 
 

@@ -16,7 +16,7 @@ from command import document, refused
 from files import gguf, npy, safetensors, shards
 
 import dlx
-from dlx._files.signatures import _OTHERS, _ZIPS
+from dlx._files.signatures import _FOLDERS, _OTHERS, _ZIPS
 from dlx.errors import FileError
 
 NAMES = ("x.safetensors", "x.npy", "x.npz", "x.gguf", "x.pt", "x.bin", "x.arrow", "x.h5", "x.parquet", "x")
@@ -224,8 +224,31 @@ def test_a_folder_with_one_file_of_several(tmp_path):
     assert list(dlx.open(first)) == ["a"]
 
 
+@pytest.mark.parametrize("row", _FOLDERS, ids=lambda row: row[0])
+def test_folders_of_other_libraries(tmp_path, row):
+    """A store or model of another library is named, by the command as well."""
+    (tmp_path / row[0]).touch()
+    with pytest.raises(FileError) as caught:
+        dlx.open(tmp_path)
+    assert (caught.value.reason, caught.value.fix) == row[1:]
+    assert row[1] in refused("inspect", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of torch: there is only one process
+def test_a_checkpoint_of_torch_distributed(tmp_path, torch):
+    """The fix works."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    checkpoint.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "folder")
+    with pytest.raises(FileError, match="dcp_to_torch_save"):
+        dlx.open(tmp_path / "folder")
+    dcp_to_torch_save(tmp_path / "folder", tmp_path / "x.pt")
+    assert dlx.open(tmp_path / "x.pt", "torch")["w"].tolist() == [1, 1, 1]
+
+
 def test_the_table_is_in_plain_words():
     """A reason has no full stop, a fix has one; both name the thing."""
-    for *_, words, fix in (*_OTHERS, *_ZIPS):
+    for *_, words, fix in (*_OTHERS, *_ZIPS, *_FOLDERS):
         assert words.startswith("it is ") and not words.endswith(".")
         assert not fix or (fix.endswith(".") and fix[0].isupper())

@@ -104,7 +104,7 @@ def _entry(stored: Stored, kind: str) -> Entry:
     alignment = NUMPY_ALIGNMENT if loader or offset is None else min(aligned_to(offset), NUMPY_ALIGNMENT)
     return Entry(
         stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, offset,
-        stored.swapped, loader, alignment, stored.refused, stored.notes,
+        stored.swapped, loader, alignment, sentences(stored.refused, stored.fix), stored.notes,
     )  # fmt: skip
 
 
