@@ -104,6 +104,8 @@ def _keep_attributes(metadata: dict[str, Any], prefix: str, item: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if getattr(value, "shape", ()) is None and value.dtype.kind == "S":  # how PyTables writes an empty text
+        return ""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list):
         return [_plain(each) for each in value]

@@ -354,7 +354,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
         h5py.h5d.create(out.id, b"filtered", h5py.h5t.NATIVE_INT8, h5py.h5s.create_simple((2,)), plist)
         out.attrs["title"], out.attrs["n"], out.attrs["list"] = "abc", np.float32(2), np.arange(3)
         out.attrs["bytes"], out.attrs["texts"], out.attrs["ok"] = np.bytes_(b"x"), ["a", "b"], True
-        out.attrs["ref"], out.attrs["null"] = out["g"].ref, h5py.Empty("f4")
+        out.attrs["ref"], out.attrs["null"], out.attrs["none"] = out["g"].ref, h5py.Empty("f4"), h5py.Empty("S1")
         out.attrs["record"] = np.zeros(2, [("a", "f4")])
         out["scale"].attrs["scale_factor"] = 0.5
         names = set(out) - {"g"} | {"g/a", "g/self"}
@@ -379,7 +379,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
     unread = "a value that dlx does not read"
     assert {key: value for key, value in metadata.items() if "@" not in key} == {
         "title": "abc", "n": 2.0, "list": [0, 1, 2], "bytes": "x", "texts": ["a", "b"], "ok": True, "ref": unread,
-        "null": unread, "record": [unread, unread],
+        "null": unread, "none": "", "record": [unread, unread],
     }  # fmt: skip
     assert metadata["scale@scale_factor"] == 0.5
     json.dumps(metadata)
