@@ -55,7 +55,10 @@ _REFUSED = {
 
 def read_npy(file: File) -> Contents:
     """Read the header of a .npy file."""
-    entry = _npy(file.handle, file.size, "")
+    start = _start(file.handle)
+    if start is None:
+        raise FileError("it does not begin like a .npy file")
+    entry = _npy(file.handle, start, file.size, "")
     if entry.dtype_name == "object":
         raise FileError("it holds pickled Python objects, and reading them runs whatever code is in them", fix=SAFE)
     end = (entry.offset or 0) + (entry.nbytes or 0)
@@ -66,16 +69,16 @@ def read_npy(file: File) -> Contents:
     return Contents(".npy", [_told(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
-class _OtherFile(FileError):
-    """Raised for a file that is not a .npy file at all."""
-
-
-def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
-    """Read one header; `size` is the number of bytes that the file says to have."""
-    start = file.read(8)
+def _start(file: BinaryIO | Any) -> bytes | None:
+    """Return the first 8 bytes of a .npy file; None if it is another file."""
+    start: bytes = file.read(8)
     if not start or start[: len(MAGIC)] != MAGIC[: len(start)]:
-        raise _OtherFile("it does not begin like a .npy file")
-    start += exactly(file, 8 - len(start))
+        return None
+    return start + exactly(file, 8 - len(start))
+
+
+def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
+    """Read one header after its start; `size` is the number of bytes that the file says to have."""
     major = start[6]
     if major not in (1, 2, 3):
         raise FileError(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
@@ -92,7 +95,7 @@ def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
     except (ValueError, SyntaxError, TypeError, KeyError):
         usable = False
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
-        raise FileError("its header is no description of an array")
+        raise FileError("its header does not describe an array")
     offset = 8 + width + length
     entry = of_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
     held = size - offset
@@ -259,9 +262,10 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
         if size > _METHODS[method] * member.compress_size:
             raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
         with archive.open(member) as content:
-            entry = _npy(content, size, name)
-    except _OtherFile:
-        return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
+            begin = _start(content)
+            if begin is None:
+                return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
+            entry = _npy(content, begin, size, name)
     except RuntimeError as error:
         if "missing" not in str(error):  # else this Python is built without the method
             raise

@@ -101,11 +101,11 @@ def hostile():
     yield "short.npy", good[:-1], "claims 24 B of data, and 23 B are there"
     yield "claims.npy", claims, "claims 100.0 GiB of data, and 64 B are there"
     yield "long.npy", b"\x93NUMPY\x02\0\xff\xff\xff\xff", "its header claims 4.0 GiB"
-    yield "nested.npy", nested, "its header is no description of an array"
-    yield "code.npy", npy("<f4", Call(), b""), "no description of an array"
-    yield "negative.npy", npy("<f4", (-1,), b""), "no description of an array"
-    yield "many.npy", npy("<f4", (1,) * 500, bytes(4), version=2), "no description of an array"
-    yield "wide.npy", npy("<f4", (10**4000,), b"", version=2), "no description of an array"
+    yield "nested.npy", nested, "its header does not describe an array"
+    yield "code.npy", npy("<f4", Call(), b""), "does not describe an array"
+    yield "negative.npy", npy("<f4", (-1,), b""), "does not describe an array"
+    yield "many.npy", npy("<f4", (1,) * 500, bytes(4), version=2), "does not describe an array"
+    yield "wide.npy", npy("<f4", (10**4000,), b"", version=2), "does not describe an array"
     yield "vast.npy", npy("<f4", (1 << 62,) * 128, b"", version=2), "claims more than a million EiB of data"
     yield "dtype.npy", npy("<q99", (1,), bytes(8)), "its header gives '<q99' as dtype"
     yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
@@ -159,7 +159,7 @@ def zips(good, claims):
         whole.replace(b"\x50\x4b\x03\x04", b"\x50\x4b\x03\x05", 2).replace(b"K\x03\x05", b"K\x03\x04", 1),
         "zip",
     )
-    yield "bomb.npz", bomb, "member 'a.npy': its header is no description"
+    yield "bomb.npz", bomb, "member 'a.npy': its header does not describe an array"
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 64, 0)  # a list of files of 1 GiB, in a sparse file
     yield "list.npz", (b"PK\3\4", 64 + (1 << 30), end), "its list of files claims more than 16.0 MiB"
 
