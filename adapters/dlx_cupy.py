@@ -186,7 +186,6 @@ class CupyAdapter(Adapter):
             types=("cupy._io.npz.NpzFile",),
             kind="mapping",
             flatten=_flatten_file,
-            mutable=False,
             elements="fresh",
             falls_to=dict,
             live=NpzFile,

@@ -218,13 +218,12 @@ def _flatten_safe(file: Any) -> tuple[list[str], list[Any]]:
     return list(tensors), list(tensors.values())
 
 
-# Whatever is read from a file is made anew on each access, and nothing is put in.
+# Each access reads the file again. The result is always a dict, which holds what was read.
 _FILES = (
     Container(
         types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
         kind="mapping",
         flatten=_flatten_npz,
-        mutable=False,
         elements="fresh",
         falls_to=dict,
     ),
@@ -241,7 +240,6 @@ _FILES = (
         types=("safetensors.safe_open",),
         kind="mapping",
         flatten=_flatten_safe,
-        mutable=False,
         elements="fresh",
         falls_to=dict,
         live=SafeTensors,

@@ -148,6 +148,7 @@ _CONTAINERS = (
         holds="torch",
         falls_to=dict,
     ),
+    Container(types=("torch.Size",), kind="leaf"),  # torch.zeros takes no lazy view of one
     Container(types=("torch.nn.Module",), kind="leaf"),  # it is changed in place by its owner, not rebuilt
 )
 

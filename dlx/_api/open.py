@@ -55,12 +55,14 @@ def open(
     -------
     FileView
         A mapping, and a context manager that closes the file. The key is the array's name in the file; the only array
-        of a .npy file has the empty name. ``metadata`` holds what the file says about itself.
+        of a .npy file has the empty name. ``metadata`` holds what the file says about itself. Every name of the file is
+        a key: a member that dlx does not read raises `DTypeError` when it is asked for.
 
     Raises
     ------
     FileError
-        If the file is of no such kind, is damaged or cut off, or describes what cannot be. Then nothing is mapped.
+        If the file is of another kind, damaged or cut off, describes what cannot be, or is one part of several. Then
+        nothing is mapped.
     FrameworkNotInstalledError
         If the target, or the library that reads the file, is not installed.
     OSError

@@ -33,6 +33,7 @@ from weakref import ref
 from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core import native
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
+from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
 from dlx._registry.array_like import refusal
@@ -146,7 +147,9 @@ _EXACT: dict[type, Container | None] = {
 }
 
 # Never entered, though some are sequences (a string is a sequence of strings).
-_LEAVES = (str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum)
+_LEAVES = (
+    str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType,
+)  # fmt: skip
 _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlx._core.text import amount, one_line
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_order
+from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_names, check_order
 from dlx.errors import FileError
 
 __all__ = ["read_gguf"]
@@ -67,7 +67,7 @@ class _Reader:
         return self.data[start : start + length].decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """Return a value; of an array what it holds, in words: a vocabulary is no metadata that anybody reads."""
+        """Return a value; an array is a list."""
         if kind in _VALUES:
             return self.number(_VALUES[kind])
         if kind == _TEXT:
@@ -76,17 +76,15 @@ class _Reader:
             raise FileError(f"its metadata hold a value of the unknown kind {kind}, or arrays in arrays in arrays")
         inner, count = self.number("I"), self.number("Q")
         if inner in _VALUES:
-            self.skip(count * struct.calcsize(f"<{_VALUES[inner]}"))
-        else:
-            for _ in range(count):
-                self.value(inner, depth + 1)
-        return f"an array of {count:,}"
+            start = self.skip(count * struct.calcsize(f"<{_VALUES[inner]}"))
+            return list(struct.unpack_from(f"<{count}{_VALUES[inner]}", self.data, start))
+        return [self.value(inner, depth + 1) for _ in range(count)]
 
 
 def read_gguf(file: File) -> Contents:
     """Read the header of a .gguf file and hold its offsets against the file's size."""
     length = min(file.size, MAX_HEADER)
-    with mmap.mmap(file.handle.fileno(), length, access=mmap.ACCESS_READ) as data:
+    with file.map(length) as data:
         return _read(file, _Reader(data, file.size == length))
 
 
@@ -111,11 +109,14 @@ def _read(file: File, reader: _Reader) -> Contents:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise FileError(f"its alignment is {one_line(str(alignment), 40)}, which is no power of two")
+    files = metadata.get("split.count", 1)
+    if files != 1:
+        reason = f"it is one of {one_line(str(files), 20)} files of a model, and dlx reads a model in one file"
+        raise FileError(reason, fix="Merge them by llama.cpp: llama-gguf-split --merge FIRST_FILE OUT.gguf.")
     described = [_described(reader) for _ in range(tensors)]
     start = -(-reader.at // alignment) * alignment
     entries = [_stored(*each, start, alignment) for each in described]
-    if len({each.name for each in entries}) != len(entries):
-        raise FileError("a name stands there twice")
+    check_names([each.name for each in entries])
     end = check_order(entries, start, gaps=True)  # each begins at a multiple of the alignment
     if end > file.size:
         raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {file.size:,}", fix=AGAIN)
@@ -134,13 +135,14 @@ def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 def _stored(name: str, shape: tuple[int, ...], kind: int, offset: int, start: int, alignment: int) -> Stored:
     at, count = start + offset, math.prod(shape)
     if offset % alignment or max(at, *shape, count * 8) >= MAX_BYTES:
-        raise FileError(f"what its header says of {one_line(name, 80)!r} is no tensor")
+        raise FileError(f"its header describes {one_line(name, 80)!r} as no tensor can be")
     if kind in _DTYPES:
         dtype = DType(_DTYPES[kind])
         return Stored(name, dtype, dtype.name, shape, count * dtype.bits // 8, offset=at)
     word, elements, size = _BLOCKS.get(kind, (f"type {kind}", 1, 0))
-    if (shape[-1] if shape else 1) % elements:
-        raise FileError(f"it gives {one_line(name, 80)!r} rows of {shape[-1]:,}, and {word} has blocks of {elements}")
+    row = shape[-1] if shape else 1
+    if row % elements:
+        raise FileError(f"it gives {one_line(name, 80)!r} rows of {row:,}, and {word} has blocks of {elements}")
     refused = f"it is quantized ({word}), and DLPack has no dtype for blocks with scales" if size else ""
     refused = refused or f"dlx does not know the dtype of {word}"
     return Stored(name, None, word, shape, count // elements * size if size else None, offset=at, refused=refused)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
-from dlx._core.foreign import exception_text
 from dlx._core.native import Tensor
 from dlx._core.text import one_line
-from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, needed
+from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, needed, unreadable
 from dlx._files.npy import of_descr
 from dlx._protocols.memory import array_interface
 from dlx.errors import FileError
@@ -17,58 +17,140 @@ __all__ = ["read_hdf5"]
 
 
 def read_hdf5(file: File) -> Contents:
-    """List the datasets of an HDF5 file; names are paths inside of it."""
+    """List what an HDF5 file holds; names are paths inside of it."""
     h5py = needed("h5py", "HDF5")
     try:
         opened = h5py.File(file.path, "r")
     except Exception as error:
-        raise _damaged(error) from error
-    entries: list[Stored] = []
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            entries.append(_dataset(h5py, file, name, item))
-
+        raise unreadable("h5py", error) from error
+    metadata: dict[str, Any] = {}
     try:
-        opened.visititems(visit)
-    except FileError:
+        _keep_attributes(metadata, "", opened)
+        entries = [*_walk(h5py, file, opened, metadata)]
+    except BaseException as error:
         opened.close()
-        raise
-    except Exception as error:
-        opened.close()
-        raise _damaged(error) from error
-    return Contents("HDF5", entries, close=opened.close)
+        if isinstance(error, FileError) or not isinstance(error, Exception):
+            raise
+        raise unreadable("h5py", error) from error
+    return Contents("HDF5", entries, metadata, close=opened.close)
 
 
-def _damaged(error: Exception) -> Exception:
-    if isinstance(error, MemoryError):
-        return error
-    return FileError(f"h5py cannot read it: {one_line(exception_text(error, 200), 260)}", fix=AGAIN)
+def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterator[Stored]:
+    """Give an entry for each name in the file; a group is entered under the first of its names."""
+    groups = {root: "/"}
+    waiting = [("", root, iter(root))]
+    while waiting:
+        at, group, keys = waiting[-1]
+        key = next(keys, None)
+        if key is None:
+            waiting.pop()
+            continue
+        name = f"{at}{key}"
+        try:
+            entry, item = _opened(h5py, file, root, name, group, key)
+            if isinstance(item, h5py.Group):
+                if item in groups:
+                    reason = f"it is a second name of the group {one_line(groups[item], 80)!r}"
+                    entry = _refuse(name, "group", reason, fix="Read the arrays of the group under its first name.")
+                else:
+                    groups[item] = f"/{name}"
+                    waiting.append((f"{name}/", item, iter(item)))
+            if item is not None:
+                _keep_attributes(metadata, f"{name}@", item)
+        except FileError:
+            raise
+        except Exception as error:  # one that is damaged, or of a kind that this h5py does not know
+            failure = unreadable("h5py", error)
+            if not isinstance(failure, FileError):
+                raise failure from error
+            entry = _refuse(name, "?", failure.reason)
+        if entry is not None:
+            yield entry
+
+
+def _opened(h5py: Any, file: File, root: Any, name: str, group: Any, key: str) -> tuple[Stored | None, Any]:
+    """Return the entry of a member of a group, None if it is a group, and the member, None if it cannot be opened."""
+    link = group.get(key, getlink=True)
+    if isinstance(link, h5py.ExternalLink):
+        return _refuse(name, "link", f"it is a link to another file, {one_line(link.filename, 80)!r}"), None
+    if isinstance(link, h5py.SoftLink):
+        missing = f"it is a link to {one_line(link.path, 80)!r}, which the file does not hold"
+        try:
+            item = group[key]
+        except KeyError:
+            return _refuse(name, "link", missing), None
+        if item.file != root.file:
+            return _refuse(name, "link", "it is a link into another file"), None
+        if isinstance(item, h5py.Group):  # else the group would be listed here, and not under its own name
+            reason = f"it is a link to the group {one_line(link.path, 80)!r}"
+            return _refuse(name, "link", reason, fix="Read the arrays of the group under its own name."), None
+    else:
+        item = group[key]
+    if isinstance(item, h5py.Dataset):
+        return _dataset(h5py, file, name, item), item
+    return (None if isinstance(item, h5py.Group) else _refuse(name, "type", "it is a named type, without data")), item
+
+
+def _keep_attributes(metadata: dict[str, Any], prefix: str, item: Any) -> None:
+    """Add the attributes of a member; one that cannot be read as Python's own values is only named."""
+    attributes = item.attrs
+    for key in attributes if len(attributes) else ():
+        try:
+            metadata[f"{prefix}{key}"] = _plain(attributes[key])
+        except MemoryError:
+            raise
+        except Exception:  # numpy has no such type
+            metadata[f"{prefix}{key}"] = _plain(None)
+
+
+def _plain(value: Any) -> Any:
+    if getattr(value, "shape", ()) is None and value.dtype.kind == "S":  # how PyTables writes an empty text
+        return ""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str | bool | int | float | complex) else "a value that dlx does not read"
+
+
+def _refuse(name: str, word: str, reason: str, shape: Any = None, fix: str = "") -> Stored:
+    return Stored(name, None, word, shape, None, refused=reason, fix=fix)
 
 
 def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     try:
         dtype = item.dtype
     except (TypeError, ValueError) as error:
-        return Stored(name, None, "?", None, None, refused=f"h5py has no dtype for it: {one_line(str(error), 120)}")
+        return _refuse(name, "?", f"numpy has no dtype for it: {one_line(str(error), 120)}")
     if item.shape is None:
-        return Stored(name, None, str(dtype), None, None, refused="it is null, without shape and elements")
+        return _refuse(name, str(dtype), "it is null, without shape and elements")
     if dtype.hasobject:
-        return Stored(
-            name, None, str(dtype), item.shape, None, refused="its elements vary in length, or are references"
-        )
+        return _refuse(name, str(dtype), "its elements vary in length, or are references", item.shape)
     if item.external or item.is_virtual:
-        return Stored(name, None, str(dtype), item.shape, None, refused="its elements are in other files")
+        fix = f"Read it by h5py: h5py.File(path)[{name!r}][...]."
+        return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
     entry = of_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
+    if entry.dtype_name == "structure":
+        entry = entry._replace(fix=f"Read its fields by h5py: h5py.File(path)[{name!r}][{dtype.names[0]!r}].")
     if entry.refused or len(item.shape) > MAX_NDIM:
         return entry
-    start = item.id.get_offset()
+    plist, start, nbytes = item.id.get_create_plist(), item.id.get_offset(), item.id.get_storage_size()
+    filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    for code, _, _, word in filters:
+        if not h5py.h5z.filter_avail(code):
+            reason = (
+                f"it needs the filter {code} ({one_line(word.decode('utf-8', 'replace'), 60)}), which is not loaded"
+            )
+            return _refuse(name, entry.dtype_name, reason, item.shape, "Install hdf5plugin, and import it.")
+    if not nbytes and entry.nbytes and "This is a netCDF dimension but not" in str(item.attrs.get("NAME")):
+        return _refuse(name, "dimension", f"it is a netCDF dimension of {item.shape[0]:,}, without values", item.shape)
     in_file = item.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True))  # else h5py converts on the way
     notes = [] if in_file else ["stored as another type"]
     notes += ["in the other byte order"] if entry.swapped else []
     notes += ["in chunks"] if item.chunks is not None else []
     notes += [f"compressed ({one_line(item.compression, 20)})"] if item.compression else []
-    if not notes and start is not None and item.id.get_storage_size() == entry.nbytes:
+    if not notes and start is not None and nbytes == entry.nbytes:
         if start + (entry.nbytes or 0) > file.size:
             raise FileError(f"it is cut off: {one_line(name, 80)!r} ends after the file", fix=AGAIN)
         return entry._replace(offset=start)
@@ -80,5 +162,5 @@ def _read(item: Any, entry: Stored, data: memoryview) -> Tensor:
     try:
         array = item.astype(item.dtype.newbyteorder("="))[...]
     except Exception as error:
-        raise _damaged(error) from error
+        raise unreadable("h5py", error) from error
     return array_interface(array, array.__array_interface__)

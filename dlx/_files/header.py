@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import mmap
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dlx._core import native
-from dlx._core.foreign import exception_text
+from dlx._core.foreign import exception_text, message_of
 from dlx._core.native import Tensor
 from dlx._core.text import one_line
 from dlx._core.types import DType
@@ -25,18 +27,22 @@ __all__ = [
     "AGAIN",
     "MAX_BYTES",
     "MAX_NDIM",
+    "NO_ARRAYS",
     "SAFE",
     "Contents",
     "File",
     "Memory",
     "Stored",
+    "check_names",
     "check_order",
     "exactly",
     "fresh",
     "needed",
+    "unreadable",
 ]
 
 MAX_NDIM = 128
+NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
 MAX_BYTES = 1 << 63  # of an array, and what an extent stays below
 AGAIN = "Write it or fetch it again."
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
@@ -48,20 +54,40 @@ class File:
     Raises
     ------
     FileError
-        If it is no regular file, or empty.
+        If it is no regular file, empty, or a link to a file that does not exist.
     OSError
         If it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: opening a pipe waits for its writer
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            if not path.is_symlink():
+                raise
+            place = os.readlink(path)  # noqa: PTH115 - as it is written
+            fix = "Run: git annex get FILE." if "annex/objects" in place else "Fetch it again."
+            reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"
+            raise FileError(reason, source=str(path), fix=fix) from None
+        if not stat.S_ISREG(mode):  # before it is opened: opening a pipe waits for its writer
             raise FileError("it is no regular file", source=str(path))
         self.path = path
         self.handle: BinaryIO = path.open("rb")
         self.size = os.fstat(self.handle.fileno()).st_size
         if self.size == 0:
             self.handle.close()
-            raise FileError("it is empty", source=str(path))
+            raise FileError("it is empty", source=str(path), fix=AGAIN)
+
+    def map(self, length: int, protection: int = mmap.PROT_READ) -> mmap.mmap:
+        """Return the first bytes of the file, mapped."""
+        try:
+            return mmap.mmap(self.handle.fileno(), length, flags=mmap.MAP_PRIVATE, prot=protection)
+        except ValueError as error:
+            raise FileError("another program cut it off while it was opened", fix=AGAIN) from error
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(f"cannot map {length:,} bytes of {self.path}") from error
+            raise
 
     def __enter__(self) -> File:
         return self
@@ -76,9 +102,7 @@ class Memory:
     __slots__ = ("address", "bytes")
 
     def __init__(self, file: File, *, private: bool) -> None:
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
-        whole = mmap.mmap(file.handle.fileno(), file.size, flags=mmap.MAP_PRIVATE, prot=protection)
-        self.bytes = memoryview(whole)
+        self.bytes = memoryview(file.map(file.size, mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)))
         self.address = native.buffer_address(self.bytes)
 
 
@@ -94,6 +118,7 @@ class Stored(NamedTuple):
     offset: int | None = None  # of the elements in the file, in bytes; None where they are not there as they are
     swapped: bool = False  # whether its bytes are in the other order
     refused: str = ""  # why it is no array of DLPack
+    fix: str = ""  # what to do if it is refused
     notes: tuple[str, ...] = ()  # after "it is": why it can only be read with a copy
     load: Callable[[Stored, memoryview], Tensor] | None = None  # reads it from the bytes of the file, with a copy
 
@@ -136,6 +161,14 @@ def exactly(file: BinaryIO | Any, count: int) -> bytes:
     return b"".join(parts)
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise `FileError` if a file lists a name twice."""
+    if len(set(names)) != len(names):
+        met: set[str] = set()
+        twice = next(each for each in names if each in met or met.add(each))  # type: ignore[func-returns-value]
+        raise FileError(f"it lists {one_line(twice, 80)!r} twice")
+
+
 def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
     """Return where the last array ends; the first one begins at `start`, or after it where there may be gaps.
 
@@ -160,6 +193,14 @@ def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
     block = empty(stored.nbytes, "uint8")
     tensor = over_memory(block.data_ptr, stored.shape, stored.strides(), stored.dtype, HOST, owner=block)
     return tensor, memoryview(block)
+
+
+def unreadable(package: str, error: Exception) -> Exception:
+    """Return the error for a file that a library refuses; a `MemoryError` if the library says that memory ran out."""
+    said = exception_text(error, 200)
+    if isinstance(error, MemoryError) or re.search("(annot|an't) allocate", message_of(error)):
+        return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {one_line(said, 260)}")
+    return FileError(f"{package} cannot read it: {one_line(said, 260)}", fix=AGAIN)
 
 
 def needed(package: str, kind: str) -> Any:

@@ -37,7 +37,7 @@ class Located:
         """Return a read-only tensor over the file's memory, or what says how it is read, or why it is not."""
         stored, memory = self.stored, self.memory
         if stored.refused:
-            fix = "dlx inspect lists what is in the file."
+            fix = stored.fix or "dlx inspect lists what is in the file."
             return Deferred(self._info(file), Blocker(stored.refused, fix, DTypeError))
         load = stored.load
         if load is not None:
@@ -132,10 +132,11 @@ def mapped(path: Path, *, private: bool = False) -> Archive:
                 memory = Memory(each, private=private) if contents.entries else None
                 for stored in contents.entries:
                     if stored.name in items:
-                        raise FileError(f"the name {one_line(stored.name, 80)!r} stands there twice")
+                        raise FileError(f"two of its files hold {one_line(stored.name, 80)!r}")
                     items[stored.name] = Located(stored, memory)  # type: ignore[arg-type]  # there are entries
             closing = [contents.close for _, contents in parts if contents.close is not None]
-            return Archive(path, items, parts[0][1].metadata, closing)
+            metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
+            return Archive(path, items, metadata, closing)
 
 
 class FileView(MappingView[str, V]):
@@ -145,7 +146,11 @@ class FileView(MappingView[str, V]):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the file says about itself, by name: of .safetensors and .gguf files; empty for others."""
+        """What the file says about itself, by name.
+
+        The metadata of .safetensors and .gguf files; in HDF5 the attributes, those of a member as ``"member@name"``.
+        Empty for other formats.
+        """
         return self._source.metadata  # type: ignore[no-any-return]
 
     def close(self) -> None:

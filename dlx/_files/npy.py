@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import functools
+import importlib
 import io
 import itertools
 import math
@@ -22,18 +24,25 @@ from typing import Any, BinaryIO
 from dlx._core.native import Tensor
 from dlx._core.text import amount, one_line
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, exactly, fresh
+from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, check_names, exactly, fresh
+from dlx._files.signatures import other_zip
 from dlx.errors import FileError
 
 __all__ = ["of_descr", "opened_zip", "read_npy", "read_npz", "start_of"]
 
+MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
 MAX_MEMBERS = 100_000  # files in a zip
-MAX_RATIO = 1100  # of inflated bytes to deflated ones; zlib's documentation says 1032
+_METHODS = {
+    zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 18, zipfile.ZIP_LZMA: 1 << 14,
+}  # fmt: skip
+"""How many bytes a compressed one holds at most, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
 _KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
-_DESCR = re.compile(r"([<>|=])([biufcSUVOmM])(\d{0,18})(\[.*\])?")
+_DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
+_TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
+MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
 _REFUSED = {
     "S": "DLPack has no text",
     "U": "DLPack has no text",
@@ -46,18 +55,30 @@ _REFUSED = {
 
 def read_npy(file: File) -> Contents:
     """Read the header of a .npy file."""
-    entry = _npy(file.handle, file.size, "")
+    start = _start(file.handle)
+    if start is None:
+        raise FileError("it does not begin like a .npy file")
+    entry = _npy(file.handle, start, file.size, "")
     if entry.dtype_name == "object":
         raise FileError("it holds pickled Python objects, and reading them runs whatever code is in them", fix=SAFE)
-    extra = file.size - (entry.offset or 0) - (entry.nbytes or 0) if entry.nbytes is not None else 0
+    end = (entry.offset or 0) + (entry.nbytes or 0)
+    extra = file.size - end if entry.nbytes is not None else 0
+    if extra and os.pread(file.handle.fileno(), 6, end) == MAGIC:
+        fix = "Read each with numpy.load from one open file, and save them by numpy.savez."
+        raise FileError("it holds several arrays, one after the other", fix=fix)
     return Contents(".npy", [_told(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
-def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
-    """Read one header; `size` is the number of bytes that the file says to have."""
-    start = exactly(file, 8)
-    if start[:6] != b"\x93NUMPY":
-        raise FileError("it does not begin like a .npy file")
+def _start(file: BinaryIO | Any) -> bytes | None:
+    """Return the first 8 bytes of a .npy file; None if it is another file."""
+    start: bytes = file.read(8)
+    if not start or start[: len(MAGIC)] != MAGIC[: len(start)]:
+        return None
+    return start + exactly(file, 8 - len(start))
+
+
+def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
+    """Read one header after its start; `size` is the number of bytes that the file says to have."""
     major = start[6]
     if major not in (1, 2, 3):
         raise FileError(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
@@ -67,14 +88,14 @@ def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
         raise FileError(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_NPY)}")
     raw = exactly(file, length)
     try:
-        header = ast.literal_eval(raw.decode("utf-8" if major == 3 else "latin-1").strip())
+        header = _literal(raw.decode("utf-8" if major == 3 else "latin-1"))
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         usable = isinstance(shape, tuple) and len(shape) <= MAX_NDIM
         usable = usable and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in shape)
-    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):  # of the parser's stack
+    except (ValueError, SyntaxError, TypeError, KeyError):
         usable = False
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
-        raise FileError("its header is no description of an array")
+        raise FileError("its header does not describe an array")
     offset = 8 + width + length
     entry = of_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
     held = size - offset
@@ -84,12 +105,29 @@ def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
     return entry
 
 
+def _literal(text: str) -> Any:
+    """Return the value of a literal of Python 2 or 3; its nesting is bounded before the parser sees it."""
+    at, depth, tokens = 0, 0, []
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError
+        token, at = match[1], match.end()
+        depth += (token in "([{") - (token in ")]}")
+        if depth > MAX_DEPTH:
+            raise ValueError
+        tokens.append(token)
+    return ast.literal_eval(" ".join(tokens))
+
+
 def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
     """Return an array whose dtype is said as ``numpy.dtype.descr`` or ``.str`` say it."""
     if not isinstance(descr, str):
-        fields = ", ".join(str(each[0]) for each in descr if isinstance(each, tuple) and each)
-        refused = f"DLPack has no structures: convert its fields one by one ({one_line(fields, 60)})"
-        return Stored(name, None, "structure", shape, None, order, offset, refused=refused)
+        fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
+        refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
+        member = f"[{name!r}]" if name else ""
+        fix = f"Read its fields by numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
+        return Stored(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
     match = _DESCR.fullmatch(descr)
     if match is None or (match[2] != "O" and not match[3]):
         raise FileError(f"its header gives {one_line(descr, 40)!r} as dtype")
@@ -167,40 +205,39 @@ def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
     try:
         raw = io.FileIO(file.handle.fileno(), closefd=False)
         with _Bounded(raw) as bounded, zipfile.ZipFile(bounded) as archive:
-            if len(archive.infolist()) > MAX_MEMBERS:
-                raise FileError(f"it has {len(archive.infolist()):,} members, and dlx reads at most {MAX_MEMBERS:,}")
+            members = archive.infolist()
+            if len(members) > MAX_MEMBERS:
+                raise FileError(f"it has {len(members):,} members, and dlx reads at most {MAX_MEMBERS:,}")
+            check_names([each.filename for each in members])
+            first = min((int(each.header_offset) for each in members), default=0)
+            if first and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":
+                fix = "Take the archives apart: only the last one is listed."
+                raise FileError("it holds several zip archives, or members that its list leaves out", fix=fix)
             yield archive
-    except FileError:
+    except (FileError, MemoryError):
         raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-        struct.error,
-        OSError,
-    ) as error:
+    except Exception as error:  # each method of compression has exceptions of its own
+        # EINVAL is an offset before the file, no number a damaged stream, RuntimeError a lock that cannot be allocated.
+        of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
+        if not of_file:
+            raise
         raise FileError(f"it is a damaged zip file: {error}", fix=AGAIN) from error
 
 
 def read_npz(file: File) -> Contents:
     """Read the headers of the arrays in an .npz file; of compressed ones only as much as the header needs."""
     with opened_zip(file) as archive:
-        members = archive.infolist()
-        arrays = [each for each in members if each.filename.endswith(".npy")]
+        members = [each for each in archive.infolist() if not each.is_dir()]
         ends = [(each.header_offset, start_of(file, each) + each.compress_size) for each in members]
-        entries = [_member(file, archive, each) for each in arrays]
-    if len({each.name for each in entries}) != len(entries):
-        raise FileError("a name stands there twice")
+        entries = [_member(file, archive, each) for each in members]
+        names = archive.namelist()
+    if all(entry.dtype_name == "file" for entry in entries):
+        raise other_zip(names)
+    check_names([each.name for each in entries])
     ends.sort()
     if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
         raise FileError("its members overlap, or leave the file")
-    others = len(members) - len(arrays)
-    if not entries:
-        raise FileError("it is a zip file without arrays in it")
-    return Contents(".npz", entries, notes=(f"{others} members that are no .npy",) if others else ())
+    return Contents(".npz", entries)
 
 
 def start_of(file: File, member: zipfile.ZipInfo) -> int:
@@ -213,24 +250,32 @@ def start_of(file: File, member: zipfile.ZipInfo) -> int:
 
 
 def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
-    name, stored = member.filename.removesuffix(".npy"), member.compress_type == zipfile.ZIP_STORED
+    name, method, size = member.filename.removesuffix(".npy"), member.compress_type, member.file_size
+    refuse = functools.partial(Stored, name, None, "?", None, None)
+    if member.flag_bits & 1:
+        return refuse(refused="it is encrypted")
+    if method not in _METHODS:
+        return refuse(refused=f"it is compressed by method {method}, which dlx does not read")
     try:
-        if member.flag_bits & 1:
-            raise FileError("it is encrypted")
-        if not stored and member.compress_type != zipfile.ZIP_DEFLATED:
-            raise FileError(f"it is compressed by method {member.compress_type}, which numpy does not read either")
-        if stored and member.file_size != member.compress_size:
-            raise FileError(f"it is not compressed, and claims {member.file_size:,} and {member.compress_size:,} bytes")
-        if member.file_size > MAX_RATIO * member.compress_size:
-            raise FileError(f"it claims {amount(member.file_size)}, more than {member.compress_size:,} bytes can hold")
+        if not method and size != member.compress_size:
+            raise FileError(f"it is not compressed, and claims {size:,} and {member.compress_size:,} bytes")
+        if size > _METHODS[method] * member.compress_size:
+            raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
         with archive.open(member) as content:
-            entry = _npy(content, member.file_size, name)
+            begin = _start(content)
+            if begin is None:
+                return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
+            entry = _npy(content, begin, size, name)
+    except RuntimeError as error:
+        if "missing" not in str(error):  # else this Python is built without the method
+            raise
+        return refuse(refused=f"it cannot be decompressed: {error}")
     except FileError as error:
         reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
         raise FileError(reason, fix=error.fix) from None
     start = start_of(file, member)
     assert entry.offset is not None
-    if stored:
+    if not method:
         return _told(entry, offset=start + entry.offset)
     load = functools.partial(_inflate, start, member, entry.offset)
     return _told(entry, "compressed", offset=None, load=load)
@@ -239,20 +284,42 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
 _PIECE = 1 << 20  # bytes that are inflated at a time
 
 
+def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
+    """Give what compressed bytes hold, in pieces of bounded length."""
+    if method == zipfile.ZIP_DEFLATED:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        for begin in range(0, len(packed), _PIECE):
+            rest: Any = packed[begin : begin + _PIECE]
+            while piece := inflater.decompress(rest, _PIECE):
+                yield piece
+                rest = inflater.unconsumed_tail
+        return
+    expander: Any
+    if method == zipfile.ZIP_LZMA:
+        expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # knows the header that zip writes
+    else:
+        expander = importlib.import_module("bz2").BZ2Decompressor()
+    for begin in range(0, len(packed), 4096):  # neither of the two bounds what comes out
+        if not expander.eof:
+            yield expander.decompress(bytes(packed[begin : begin + 4096]))
+
+
 def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
     """Read a compressed array: the member's bytes from `start` on, inflated, hold it after `skip` bytes."""
     tensor, target = fresh(entry)
-    inflater, check, at, end = zlib.decompressobj(-zlib.MAX_WBITS), 0, -skip, start + member.compress_size
+    check, at = 0, -skip
     try:
-        for begin in range(start, end, _PIECE):
-            rest: Any = data[begin : min(begin + _PIECE, end)]
-            while (piece := inflater.decompress(rest, _PIECE)) and at <= member.file_size:
-                rest, check = inflater.unconsumed_tail, zlib.crc32(piece, check)
-                first, last = max(at, 0), min(at + len(piece), target.nbytes)
-                if first < last:
-                    target[first:last] = memoryview(piece)[first - at : last - at]
-                at += len(piece)
-    except zlib.error as error:
+        for piece in _pieces(member.compress_type, data[start : start + member.compress_size]):
+            check = zlib.crc32(piece, check)
+            first, last = max(at, 0), min(at + len(piece), target.nbytes)
+            if first < last:
+                target[first:last] = memoryview(piece)[first - at : last - at]
+            at += len(piece)
+            if at > member.file_size:
+                break
+    except MemoryError:
+        raise
+    except Exception as error:  # each method has exceptions of its own
         raise FileError(f"its compressed data are damaged: {error}", fix=AGAIN) from error
     if at + skip != member.file_size or check != member.CRC:
         raise FileError("its compressed data do not match their length and checksum", fix=AGAIN)

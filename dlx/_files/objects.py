@@ -10,15 +10,17 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from dlx._core.foreign import exception_text
-from dlx._core.text import one_line
-from dlx._files.header import AGAIN, File, Memory, needed
+from dlx._core.foreign import message_of
+from dlx._core.text import amount, one_line
+from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
 from dlx._files.npy import opened_zip, start_of
 from dlx.errors import FileError
 
-__all__ = ["arrow_columns", "load_checkpoint", "opened_arrow", "unreadable"]
+__all__ = ["arrow_columns", "load_checkpoint", "opened_arrow"]
 
+MAX_RATIO = 1 << 15  # of the bytes of a buffer to compressed ones: Zstandard writes 128 KiB of one value as 4 bytes
 MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
+TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals, and open it in that block."
 
 
 @contextlib.contextmanager
@@ -44,16 +46,20 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, in
                 yield reader, batches, f"record batches: {batches:,}"
             else:
                 mapped.seek(0)
-                yield ipc.open_stream(mapped), 1, "a stream: its record batches are not counted"
-    except (FileError, MemoryError):
+                batches = sum(each.type == "record batch" for each in ipc.MessageReader.open_stream(mapped))
+                if mapped.read(4) == b"\xff\xff\xff\xff":
+                    fix = "Read each with pyarrow.ipc.open_stream from one open file."
+                    raise FileError("it holds several Arrow streams, one after the other", fix=fix)
+                mapped.seek(0)
+                yield ipc.open_stream(mapped), batches, f"a stream, record batches: {batches:,}"
+    except FileError:
         raise
     except Exception as error:
+        claimed = re.search(r"size (\d+)", str(error)) if isinstance(error, MemoryError) else None
+        if claimed and int(claimed[1]) > MAX_RATIO * file.size:
+            reason = f"it claims a buffer of {amount(int(claimed[1]))}, more than {file.size:,} bytes can hold"
+            raise FileError(reason, fix=AGAIN) from error
         raise unreadable("pyarrow", error) from error
-
-
-def unreadable(package: str, error: Exception) -> FileError:
-    """Return the error for a file that a library refuses."""
-    return FileError(f"{package} cannot read it: {one_line(exception_text(error, 200), 260)}")
 
 
 def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
@@ -62,8 +68,7 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
         table = reader.read_all()
         table.validate()
         names = table.column_names
-        if len(set(names)) != len(names):
-            raise FileError("a name stands there twice")
+        check_names(names)
         columns = {name: table.column(i) for i, name in enumerate(names)}
     return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
 
@@ -84,9 +89,10 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         for each in archive.infolist():
             (data if re.search(r"/data/\d+$", each.filename) else others).append(each)
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
-            raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none")
+            fix = "Read them: dlx.convert(torch.jit.load(path).state_dict(), to=...)."
+            raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none", fix=fix)
         if any(each.compress_type for each in data):
-            raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it anew by torch.save.")
+            raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it again by torch.save.")
         records = {start_of(file, each): each.file_size for each in data}
     largest = max((each.file_size for each in others), default=0)
     if largest > MAX_PICKLE:
@@ -106,8 +112,6 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
             warnings.simplefilter("ignore")  # torch's warnings for users of `load`
             with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):  # whatever the program has set
                 loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
-    except MemoryError:
-        raise
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise _why_not_loaded(package, file, error) from error
     # torch believes the list: each storage must be one of the file's records, all at one distance from their addresses.
@@ -117,10 +121,17 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
     return loaded, sorted({*saved_on.values()} - {"cpu"})
 
 
-def _why_not_loaded(package: Any, file: File, error: Exception) -> FileError:
-    with contextlib.suppress(Exception):  # of a damaged file, again
-        code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # what its pickle names; none is run
-        if code:
-            named = one_line(", ".join(code), 120)
-            return FileError(f"it wants to run code ({named}), which weights_only refuses; nothing was run")
-    return unreadable("torch", error)
+def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
+    failure = unreadable("torch", error)
+    if isinstance(failure, FileError):
+        with contextlib.suppress(Exception):  # of a damaged file, again
+            code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # names in its pickle; none is run
+            if code:
+                named = one_line(", ".join(code), 120)
+                reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
+                return FileError(reason, fix=TRUST.format(f" ([{named}])"))
+        why = re.search(r"WeightsUnpickler error:\s*(.+)", message_of(error))
+        if why:
+            fix = TRUST.format("") if "allowlisted" in why[1] else AGAIN
+            return FileError(f"torch's weights_only refuses it: {one_line(why[1], 200)}", fix=fix)
+    return failure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,20 +11,14 @@ from pathlib import Path
 from dlx._core.text import one_line
 from dlx._files.header import SAFE, Contents, File
 from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
+from dlx._files.signatures import FIRST, HDF5, OWN, other_file, other_folder
 from dlx.errors import DlxError, FileError
 
-__all__ = ["ENDS", "OBJECTS", "is_zarr", "kind_of", "opened", "read"]
+__all__ = ["ENDS", "OBJECTS", "kind_of", "opened", "read"]
 
 OBJECTS = (".pt", ".arrow", ".parquet")
 """Kinds of files that another library reads."""
 
-_MAGIC = {
-    b"\x93NUMPY": ".npy",
-    b"ARROW1": ".arrow",
-    b"PAR1": ".parquet",
-    b"GGUF": ".gguf",
-    b"\x89HDF\r\n\x1a\n": "HDF5",
-}
 _TORCH = (".pt", ".pth", ".ckpt", ".bin")
 _BY_NAME = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
@@ -30,11 +26,6 @@ _BY_NAME = {
 }  # fmt: skip
 ENDS = (*_BY_NAME, *_TORCH[:-1])
 """Ends of the names of files that are read; of ``.bin`` not even its name says whose it is."""
-
-
-def is_zarr(path: Path) -> bool:
-    """Return whether a folder is a Zarr store, of version 2 or 3."""
-    return any((path / name).exists() for name in (".zgroup", ".zarray", "zarr.json"))
 
 
 @contextmanager
@@ -49,9 +40,9 @@ def opened(path: Path) -> Iterator[File]:
         If it cannot be opened.
     """
     try:
-        if path.is_dir() and is_zarr(path):
-            fix = "Read it by zarr: dlx.convert(zarr.open(path)[name][...], to=...)."
-            raise FileError("it is a Zarr store, a folder of chunks that are compressed one by one", fix=fix)
+        other = other_folder(path) if path.is_dir() else None
+        if other is not None:
+            raise other
         with File(index_in(path) if path.is_dir() else path) as file:
             yield file
     except DlxError as error:
@@ -60,29 +51,53 @@ def opened(path: Path) -> Iterator[File]:
 
 
 def kind_of(file: File) -> str:
-    """Return the kind of a file by its first bytes; its name decides only where these are ambiguous."""
-    start = file.handle.read(16)
-    file.handle.seek(0)
-    name = file.path.name
+    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous.
+
+    Raises
+    ------
+    FileError
+        If dlx does not read it; the error says what the file is, if its first bytes tell.
+    """
+    start, name, suffix = os.pread(file.handle.fileno(), FIRST, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
-    for magic, kind in _MAGIC.items():
-        if start.startswith(magic):
-            return kind
+    kind = next((kind for magic, kind in OWN.items() if start.startswith(magic)), None)
+    if kind is not None:
+        return kind
     if name.endswith(INDEX):
         return INDEX
-    if name.endswith(".safetensors") or (start[8:9] == b"{" and len(start) > 8):
+    if start[8:9] == b"{" and not any(start[4:8]):  # the length of a header, and its first byte
         return ".safetensors"
-    if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or file.path.suffix in (".pkl", ".pickle"):
-        old = file.path.suffix in _TORCH
+    if _has_user_block(file):
+        return "HDF5"
+    if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or suffix in (".pkl", ".pickle", ".joblib"):
+        old = suffix in _TORCH
         fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
         raise FileError("it is a pickle, and reading one runs whatever code is in it", fix=fix)
-    if file.path.suffix == ".onnx":
+    if suffix == ".onnx":
         fix = "Read its weights: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer."
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
-    if file.path.suffix in _BY_NAME:  # let its reader say what is wrong
-        return _BY_NAME[file.path.suffix]
-    raise FileError("it is none of .npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5, by its first bytes")
+    if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # after a program, or text
+        return ".npz"
+    other = other_file(start)
+    if other is not None:
+        raise other
+    if suffix in _BY_NAME:  # its reader says what is wrong
+        return _BY_NAME[suffix]
+    raise FileError(
+        "its first bytes are those of no format that dlx reads: .npy, .npz, .safetensors, .gguf, .pt, "
+        ".arrow, .parquet and HDF5"
+    )
+
+
+def _has_user_block(file: File) -> bool:
+    """Return whether HDF5 begins after a block of another program, of 512, 1,024, 2,048 and so on bytes."""
+    at = 512
+    while at < file.size:
+        if os.pread(file.handle.fileno(), len(HDF5), at) == HDF5:
+            return True
+        at *= 2
+    return False
 
 
 def _is_torch(file: File) -> bool:
@@ -90,7 +105,7 @@ def _is_torch(file: File) -> bool:
 
     try:
         with opened_zip(file) as archive:
-            return any(each.endswith("data.pkl") for each in archive.namelist()[:4])
+            return any(each.endswith("/data.pkl") for each in archive.namelist())
     except FileError:
         return file.path.suffix in _TORCH
 
@@ -131,6 +146,7 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
         return
     contents, shards = read_index(file)
     parts = [(file, contents)]
+    listed = {name for names in shards.values() for name in names}
     try:
         for place, names in shards.items():
             with _named(place):
@@ -138,10 +154,11 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
                 parts.append((shard, Contents(".safetensors", ())))
                 found = read_safetensors(shard)
                 wanted = set(names)
-                entries = [each for each in found.entries if each.name in wanted]
-                if len(entries) < len(wanted):
-                    missing = next(iter(wanted - {each.name for each in entries}))
-                    raise FileError(f"it has no tensor {one_line(missing, 80)!r}, which the index says it has")
+                missing = wanted - {each.name for each in found.entries}
+                if missing:
+                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which the index says it has")
+                # A tensor that the index finds in another file is a stale copy; one that it does not know counts.
+                entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
                 parts[-1] = shard, found._replace(entries=entries)
         yield parts
     finally:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dlx._core.text import amount, one_line
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_order, exactly
+from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_names, check_order, exactly
 from dlx.errors import FileError
 
 __all__ = ["INDEX", "WORDS", "index_in", "read_index", "read_safetensors"]
@@ -72,32 +73,36 @@ def read_safetensors(file: File) -> Contents:
 def _parsed(raw: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(raw, object_pairs_hook=_unique)
+    except FileError:
+        raise
     except RecursionError:
         raise FileError(f"its {what} is nested too deep for a description of tensors") from None
     except ValueError as error:  # of a number with thousands of digits, too
-        raise FileError(f"its {what} is no JSON: {error}") from None
+        raise FileError(f"its {what} is not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise FileError(f"its {what} is JSON, and no description of tensors")
+        raise FileError(f"its {what} is JSON, but not a description of tensors")
     return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
+        check_names([name for name, _ in pairs])
     return found
 
 
 def _stored(name: str, stated: Any, start: int) -> Stored:
     try:
         word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
-        numbers = (*shape, begin, end)
-        if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= MAX_BYTES or end < begin:
-            raise ValueError
         if not isinstance(word, str) or len(shape) > MAX_NDIM:
             raise ValueError
+        for number in (*shape, begin, end):
+            if type(number) is not int or not 0 <= number < MAX_BYTES:
+                raise ValueError
+        if end < begin:
+            raise ValueError
     except (TypeError, ValueError, KeyError):
-        raise FileError(f"what its header says of {one_line(name, 80)!r} is no tensor") from None
+        raise FileError(f"its header describes {one_line(name, 80)!r} as no tensor can be") from None
     known = _DTYPES.get(word)
     if known is None:
         refused = f"dlx does not know the dtype {one_line(word, 20)!r}"
@@ -124,6 +129,12 @@ def index_in(folder: Path) -> Path:
     """
     names = sorted(each.name for each in folder.iterdir())
     found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
+    shard = re.fullmatch(r".*-(\d{5})-of-(\d{5})\.safetensors", found[0]) if len(found) == 1 else None
+    if shard and int(shard[2]) > 1:
+        reason = (
+            f"it is a folder that holds one file of {int(shard[2]):,}, {one_line(found[0], 120)!r}, without an index"
+        )
+        raise FileError(reason, fix="Fetch the other files and the index, or name the file to open it alone.")
     if len(found) != 1:
         held = f"{len(found)} of them: {one_line(', '.join(found), 120)}" if found else "none"
         raise FileError(f"it is a folder: name files in it, or keep one *{INDEX} there; found {held}")
@@ -131,7 +142,7 @@ def index_in(folder: Path) -> Path:
 
 
 def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
-    """Return what an index says of the whole, and the names of the tensors in each file, which is beside the index."""
+    """Return what an index says of the whole, and the names of the tensors in each file, all in the index's folder."""
     if file.size > MAX_HEADER:
         raise FileError(f"it holds {amount(file.size)}, and dlx reads at most {amount(MAX_HEADER)}")
     index = _parsed(exactly(file.handle, file.size), "text")
@@ -143,6 +154,6 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
         shards.setdefault(place, []).append(name)
     for place in shards:
         if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(".safetensors"):
-            raise FileError(f"it names {one_line(place, 80)!r}, which is no .safetensors file beside it")
+            raise FileError(f"it names {one_line(place, 80)!r}, which is not a .safetensors file in its folder")
     said = {key: str(value) for key, value in metadata.items()} if isinstance(metadata, Mapping) else {}
     return Contents(INDEX, (), said, (f"in {len(shards)} files",)), shards

@@ -19,7 +19,7 @@ from dlx._protocols import arrow, dlpack, memory
 from dlx._registry.array_like import not_readable, refusal, remedy
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
-from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
+from dlx.adapter.declarations import Blocker, Capabilities, Container, FastPath, Layout, Ownership, StreamSupport
 from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 __all__ = [
@@ -78,6 +78,15 @@ class TensorAdapter(Described):
     protocols = ("__dlpack__",)
     devices = _NoDevice()
     fast_path = FastPath(types=("dlx.Tensor",), describe=_tensor_info)
+    containers = (
+        Container(
+            types=("dlx._files.mapping.Archive",),
+            kind="mapping",
+            flatten=lambda archive: (list(archive), list(archive.values())),
+            elements="fresh",
+            falls_to=dict,
+        ),
+    )
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
     def classes(self) -> tuple[type, ...]:

@@ -14,8 +14,10 @@ from dlx._api.describe import describe
 from dlx._containers.lookup import container_of
 from dlx._core.text import amount, one_line
 from dlx._files.atomic import replaced
+from dlx._files.header import NO_ARRAYS
 from dlx._files.mapping import Archive, mapped
 from dlx._files.writing import FORMATS, Item, write
+from dlx._registry.generic import Deferred
 from dlx.cli.model import BadInput, counted
 from dlx.cli.render.screen import Screen
 from dlx.cli.sources.objects import dotted, entries_of
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 archive = mapped(path)
             stack.callback(archive.close)
             with _of(source):
-                items, others = _items(archive, source)
+                items, others, names = _items(archive, source)
             if not items:
                 raise FileError("there is no array in it", fix="dlx inspect lists what is.")
             total = sum(item.nbytes for item in items)
@@ -57,6 +59,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     size, lost = target.stat().st_size, len(archive.metadata) - len(kept)
     screen.line((str(target), "name"), f"  {counted(len(items), 'array')}, file of {amount(size)}")
     notes = [f"left out: {counted(others, 'value')} of other kinds"] if others else []
+    notes += [f"left out: {one_line(', '.join(names), 200)}, without an array"] if names else []
     notes += [f"left out: {lost:,} of metadata, for which {target.suffix} has no place"] if lost else []
     for note in notes:
         screen.line((f"note: {note}", "quiet"))
@@ -79,9 +82,13 @@ def _of(file: str) -> Iterator[None]:
         raise BadInput(f"{one_line(file, 120)}: {error.strerror or error}") from error
 
 
-def _items(archive: Archive, source: str) -> tuple[list[Item], int]:
-    """Return every array of a file, known by its header and read when it is written, and how many values are none."""
+def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
+    """Return every array of a file, known by its header and read when it is written, and what is left out.
+
+    That is the number of plain values, and the names of links, types and the like.
+    """
     items: dict[str, Item] = {}
+    names: list[str] = []
     stem = "stdin" if source == "-" else Path(source).stem
     others = 0
 
@@ -93,6 +100,9 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int]:
 
     for key in archive:
         value = archive[key]
+        if isinstance(value, Deferred) and value.info.dtype_name in NO_ARRAYS:
+            names.append(str(key))
+            continue
         if container_of(type(value)) is None and not isinstance(value, _PLAIN):
             add(str(key) or stem, value, "", functools.partial(archive.__getitem__, key))
             continue
@@ -100,7 +110,7 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int]:
         others += rest
         for each in entries:
             add(each.path, each.obj, each.refused, functools.partial(_held, each.obj))
-    return list(items.values()), others
+    return list(items.values()), others, names
 
 
 def _held(obj: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 from dlx._core.text import one_line
 from dlx._core.types import DType
-from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed
-from dlx._files.objects import load_checkpoint, opened_arrow, unreadable
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
+from dlx._files.objects import load_checkpoint, opened_arrow
 from dlx._files.reading import OBJECTS, kind_of, opened, read
 from dlx.cli.model import BadInput, Entry, Source, aligned_to, counted
 from dlx.cli.render.screen import Screen
@@ -68,7 +68,7 @@ def open_source(name: str, screen: Screen, *, shown: str = "") -> Source:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() or path.is_symlink()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # a long way into an object is no file
             return False
@@ -85,7 +85,11 @@ def _file(path: Path) -> Source:
             for _, contents in parts:
                 if contents.close is not None:
                     contents.close()
-            metadata = {key: str(value) for key, value in parts[0][1].metadata.items()}
+            metadata = {
+                key: f"an array of {len(value):,}" if isinstance(value, list) else str(value)
+                for _, contents in reversed(parts)
+                for key, value in contents.metadata.items()
+            }
             size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
             return Source(str(path), kind.removesuffix(".index.json"), tuple(entries), size, notes, metadata)
 
@@ -100,7 +104,7 @@ def _entry(stored: Stored, kind: str) -> Entry:
     alignment = NUMPY_ALIGNMENT if loader or offset is None else min(aligned_to(offset), NUMPY_ALIGNMENT)
     return Entry(
         stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, offset,
-        stored.swapped, loader, alignment, stored.refused, stored.notes,
+        stored.swapped, loader, alignment, sentences(stored.refused, stored.fix), stored.notes,
     )  # fmt: skip
 
 

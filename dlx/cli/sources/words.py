@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlx._core.text import one_line
-from dlx._files.reading import ENDS, is_zarr
+from dlx._files.reading import ENDS
 from dlx._files.safetensors import INDEX
+from dlx._files.signatures import other_folder
 from dlx.cli.model import BadInput, Source
 from dlx.cli.render.screen import Screen
 from dlx.cli.sources.files import open_source
@@ -74,7 +75,7 @@ def _names(word: str) -> Iterator[str]:
 def _folder(path: Path, shown: str) -> list[str]:
     """Return the files of a folder that dlx reads; the folder itself, where it is one checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if is_zarr(path) or any(name.endswith(INDEX) for name in names):
+    if other_folder(path) is not None or any(name.endswith(INDEX) for name in names):
         return [str(path)]
     known = [str(path / name) for name in names if name.endswith(ENDS)]
     if not known:

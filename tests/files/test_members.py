@@ -1,0 +1,588 @@
+"""A file's names are all of its names: one member that dlx does not read is refused by its name, and costs no other."""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from arrays import same
+from command import document, refused
+from files import gguf, npy, safetensors, said, shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlx
+from dlx.errors import DlxError, DTypeError, FileError
+from examples import examples
+
+
+def fates(path, inspected=True, to="numpy"):
+    """Return what each name of a file gives: the array, or the text of the error; the plan and `inspect` agree."""
+    file, found = dlx.open(path, to), {}
+    for key in file:
+        try:
+            found[key] = file[key]
+        except DTypeError as error:
+            assert error.path == (key,)
+            found[key] = str(error)
+        except dlx.errors.ConversionError as error:
+            found[key] = str(error)
+    refusals = {key for key, value in found.items() if isinstance(value, str)}
+    leaves = dlx.plan(file, to=to).leaves
+    assert sum(leaf.outcome == "refused" for leaf in leaves) == len(refusals)
+    (source,) = document("inspect", path)["sources"]
+    assert [each["path"] for each in source["arrays"]] == list(found)
+    assert not inspected or {each["path"] for each in source["arrays"] if each["refused"]} == refusals
+    return found
+
+
+# ---- .npy ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["(3L,)", "(3L, )", "(1L, 3L)", "( 3L ,1)", "(3,)"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_headers_of_python_2(tmp_path, np, shape, version):
+    """Their integers end in L; numpy reads them, with a warning."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    head = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 * version, "little")
+    (tmp_path / "x.npy").write_bytes(head + text + np.arange(3, dtype="f4").tobytes())
+    found = dlx.open(tmp_path / "x.npy", "numpy")[""]
+    assert found.ravel().tolist() == [0, 1, 2] and found.shape == tuple(ast.literal_eval(shape.replace("L", "")))
+
+
+LITERALS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=examples(400), deadline=None, database=None)
+@given(LITERALS)
+def test_literals_of_headers(value):
+    """Whatever Python writes as a literal is read as the same value."""
+    from dlx._files.npy import _literal
+
+    assert _literal(repr(value)) == value
+    assert _literal(f"  {value!r} \n") == value
+
+
+@settings(max_examples=examples(400), deadline=None, database=None)
+@given(st.text(alphabet="()[]{}'\"\\,:L019-+ \n.aTrueNoFls", max_size=60))
+def test_texts_that_are_no_literals(text):
+    """What Python does not read raises one of three errors, and no other value comes out."""
+    from dlx._files.npy import _literal
+
+    try:
+        found = _literal(text)
+    except (ValueError, SyntaxError, TypeError):
+        return
+    assert found == ast.literal_eval(re.sub(r"(?<=\d)L", "", text).strip())
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 1000, "-" * 9000 + "1", "not " * 9000 + "1", "lambda:" * 5000 + "1", "[" * 33 + "]" * 33]
+)
+def test_deep_literals(text):
+    """They are refused before the parser's stack runs out, which Python reports as a lack of memory."""
+    from dlx._files.npy import _literal
+
+    with pytest.raises(ValueError):
+        _literal(text)
+
+
+def test_odd_npy_files(tmp_path, np):
+    """Several arrays in one file are refused; a structure is refused by its fields; the byte order may be left out."""
+    out = io.BytesIO()
+    for value in (1, 2):
+        np.save(out, np.full(3, value))
+    (tmp_path / "two.npy").write_bytes(out.getvalue())
+    with pytest.raises(FileError, match=r"several arrays, one after the other. Read each with numpy.load"):
+        dlx.open(tmp_path / "two.npy")
+    assert "several arrays" in refused("inspect", tmp_path / "two.npy")
+    table = np.zeros(2, [("it's", "f4"), ("b", "i8", (2,))])
+    np.save(tmp_path / "t.npy", table)
+    (text,) = fates(tmp_path / "t.npy").values()
+    assert "DLPack has no structures (fields: it's, b)" in text and 'numpy.load(path)["it\'s"]' in text
+    assert np.load(tmp_path / "t.npy")["it's"].shape == (2,)  # the fix works
+    (tmp_path / "x.npy").write_bytes(npy("f4", (2,), b"\0\0\x80?" * 2))
+    assert dlx.open(tmp_path / "x.npy", "numpy")[""].tolist() == np.load(tmp_path / "x.npy").tolist() == [1, 1]
+
+
+# ---- .npz ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_npz_of_every_method(tmp_path, np, method):
+    """Numpy reads what zipfile reads: every method, 64-bit sizes, a comment, and a program before the archive."""
+    noise = np.random.default_rng(1).integers(0, 256, 300_001, dtype=np.uint8)
+    made = {
+        "noise": noise,
+        "zeros": np.zeros(5_000_000, np.uint16),
+        "big": np.arange(9, dtype=">f8"),
+        "none": np.ones((0, 2)),
+    }
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.comment = b"made by hand" * 100
+        for name, array in made.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array)
+    for prefix in (b"", b"#!/bin/sh\nexec unzip $0\n" * 30):
+        path.write_bytes(prefix + path.read_bytes())
+        found = dlx.open(path, "numpy")
+        assert list(found) == list(made)
+        for name, array in made.items():
+            assert same(np, found[name], array.astype(array.dtype.newbyteorder("=")))
+    if method:
+        packed = bytearray(path.read_bytes())
+        packed[len(prefix) + 100] ^= 0xFF
+        path.write_bytes(packed)
+        with pytest.raises(DlxError, match=r"damaged|checksum|another file|version"):
+            dlx.open(path)["noise"]
+
+
+def test_npz_with_odd_members(tmp_path, np):
+    """Text, objects, files without .npy, encrypted members and unknown methods are refused by name."""
+    path = tmp_path / "x.npz"
+    good, out = npy("<f4", (2,), bytes(8)), io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.mkdir("folder") if hasattr(archive, "mkdir") else None
+        for name, content in {
+            "good.npy": good,
+            "no suffix": good,
+            "readme.txt": b"hello",
+            "short.npy": b"abc",
+            "empty.npy": b"",
+            "void": b"",
+            "table.npy": npy([("a", "<f4")], (2,), bytes(8)),
+            "folder/in.npy": good,
+            "locked.npy": good,
+            "method.npy": good,
+        }.items():
+            archive.writestr(name, content)
+    raw = bytearray(out.getvalue())
+    for name, offset, value in ((b"locked.npy", 8, 1), (b"method.npy", 10, 97)):
+        at = raw.rindex(b"PK\1\2", 0, raw.rindex(name))
+        raw[at + offset] = value
+        here = raw.index(b"PK\3\4", raw.index(name) - 40)
+        raw[here + offset - 2] = value
+    path.write_bytes(raw)
+    found = fates(path)
+    assert found.keys() == {
+        "good", "no suffix", "readme.txt", "short", "empty", "void", "table", "folder/in", "locked", "method",
+    }  # fmt: skip
+    for name in ("good", "no suffix", "folder/in"):
+        assert found[name].tolist() == [0, 0]
+    for name, words in (
+        ("readme.txt", "another file in the archive"),
+        ("short", "another file in the archive"),
+        ("empty", "another file in the archive"),
+        ("void", "another file in the archive"),
+        ("table", "numpy.load(path)['table']['a']"),
+        ("locked", "it is encrypted"),
+        ("method", "compressed by method 97"),
+    ):
+        assert words in found[name], (name, found[name])
+
+
+def test_zips_that_hold_more_than_their_list(tmp_path, np):
+    """A name twice, and two archives one after the other: all or an error, for .npz and .pt."""
+    two = io.BytesIO()
+    for name in "ab":
+        one = io.BytesIO()
+        np.savez(one, **{name: np.ones(2)})
+        two.write(one.getvalue())
+    (tmp_path / "x.npz").write_bytes(two.getvalue())
+    with pytest.raises(FileError, match="several zip archives"):
+        dlx.open(tmp_path / "x.npz")
+    with pytest.warns(UserWarning), zipfile.ZipFile(tmp_path / "y.npz", "w") as archive:
+        for _ in range(2):
+            archive.writestr("a.npy", npy("<f4", (2,), bytes(8)))
+    with pytest.raises(FileError, match=r"it lists 'a.npy' twice"):
+        dlx.open(tmp_path / "y.npz")
+    with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
+        for name in ("a.npy", "a"):
+            archive.writestr(name, npy("<f4", (2,), bytes(8)))
+    with pytest.raises(FileError, match=r"it lists 'a' twice"):
+        dlx.open(tmp_path / "z.npz")
+
+
+def test_two_checkpoints_in_one_file(tmp_path, torch):
+    """Torch reads the last one without a word."""
+    for name in "ab":
+        torch.save({name: torch.ones(2)}, tmp_path / name)
+    (tmp_path / "x.pt").write_bytes((tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes())
+    with pytest.raises(FileError, match="several zip archives"):
+        dlx.open(tmp_path / "x.pt")
+
+
+# ---- .gguf -----------------------------------------------------------------------------------------------------------
+
+
+def test_gguf_with_odd_tensors(tmp_path):
+    """Blocks, unknown types and scalars of blocks: each by name; metadata are Python's own values."""
+    path = tmp_path / "x.gguf"
+    nested = struct.pack("<IQ", 9, 2) + struct.pack("<IQ2B", 0, 2, 1, 2) + struct.pack("<IQ", 8, 0)
+    values = [
+        said("a.list", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3)),
+        said("nested", 9, nested),
+        said("e", 9, struct.pack("<IQ", 0, 0)),
+    ]
+    tensors = {"w": (0, (2,), bytes(8)), "q": (8, (32,), bytes(34)), "new": (77, (4,), b""), "z": (0, (), bytes(4))}
+    path.write_bytes(gguf(tensors, values=values))
+    found = fates(path)
+    assert list(found) == list(tensors) and found["w"].shape == (2,) and found["z"].shape == ()
+    assert "quantized (Q8_0)" in found["q"] and "type 77" in found["new"]
+    assert dict(dlx.open(path).metadata) == {"a.list": [1, 2, 3], "nested": [[1, 2], []], "e": []}
+    path.write_bytes(gguf({"a": (8, (), bytes(34))}))
+    with pytest.raises(FileError, match="rows of 1, and Q8_0 has blocks of 32"):
+        dlx.open(path)
+    path.write_bytes(gguf({"a": (0, (2,), bytes(8))}, values=[said("split.count", 2, struct.pack("<H", 3))]))
+    with pytest.raises(FileError, match=r"one of 3 files of a model.*llama-gguf-split --merge"):
+        dlx.open(path)
+    path.write_bytes(gguf({"a": (0, (2,), bytes(8))}, values=[said("split.count", 2, struct.pack("<H", 1))]))
+    assert list(dlx.open(path)) == ["a"]
+
+
+GGUF_TENSORS = st.dictionaries(
+    st.text("abcxyz.0", min_size=1, max_size=5),
+    st.tuples(st.integers(0, 45), st.lists(st.integers(0, 70), max_size=4).map(tuple)),
+    max_size=4,
+)
+
+
+def test_gguf_headers_of_any_type_and_shape(tmp_path_factory):
+    """Every tensor by its name, or one FileError."""
+    path = tmp_path_factory.mktemp("gguf") / "x.gguf"
+
+    @settings(max_examples=examples(200), deadline=None, database=None)
+    @given(GGUF_TENSORS)
+    def check(tensors):
+        path.write_bytes(
+            gguf({name: (kind, shape, bytes(64)) for name, (kind, shape) in tensors.items()}) + bytes(1 << 12)
+        )
+        try:
+            file = dlx.open(path)
+        except FileError:
+            return
+        assert list(file) == list(tensors)
+        for key in file:
+            with contextlib.suppress(DTypeError):
+                assert file[key].shape == tuple(reversed(tensors[key][1]))
+
+    check()
+
+
+# ---- .safetensors ----------------------------------------------------------------------------------------------------
+
+
+def test_safetensors_of_an_unknown_dtype(tmp_path):
+    """It is refused by name; a name twice is."""
+    path = tmp_path / "x.safetensors"
+    header = {
+        "new": {"dtype": "F2", "shape": [4], "data_offsets": [0, 1]},
+        "w": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]},
+    }
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"abc")
+    found = fates(path)
+    assert found["w"].tolist() == [98, 99] and "the dtype 'F2'" in found["new"]
+    raw = b'{"w": 1, "w": 2}'
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(FileError, match=r"it lists 'w' twice"):
+        dlx.open(path)
+
+
+def test_names_that_an_index_forgets(tmp_path):
+    """They are the checkpoint's, too; a stale copy in another file is not; the files' own metadata are kept."""
+    index = shards(tmp_path, {"a": ("F32", (2, 3)), "b": ("I64", (4,))})
+    first = "model-00001-of-00002.safetensors"
+    safetensors(
+        tmp_path / first, {"a": ("F32", (2, 3)), "b": ("F32", (1,)), "c": ("F32", (5,))}, metadata={"format": "pt"}
+    )
+    for path in (tmp_path, index):
+        file = dlx.open(path)
+        assert {key: file[key].shape for key in file} == {"a": (2, 3), "c": (5,), "b": (4,)}
+        assert dict(file.metadata) == {"format": "pt", "total_size": "1"}
+    second = "model-00002-of-00002.safetensors"
+    safetensors(tmp_path / second, {"b": ("I64", (4,)), "c": ("F32", (5,))})
+    with pytest.raises(FileError, match="two of its files hold 'c'"):
+        dlx.open(index)
+
+
+# ---- HDF5 ------------------------------------------------------------------------------------------------------------
+
+
+def test_hdf5_with_odd_members(tmp_path, np):
+    """Links, types, second names, dimensions, structures, data elsewhere, unknown filters: all are listed."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as out:
+        out["g/a"] = np.arange(3.0)
+        out["hard"], out["second"], out["g/self"] = out["g/a"], out["g"], out["g"]
+        out["soft"], out["a link"] = h5py.SoftLink("/g/a"), h5py.SoftLink("/g")
+        out["loop"], out["nowhere"] = h5py.SoftLink("/loop"), h5py.SoftLink("/none/x")
+        out["outside"] = h5py.ExternalLink("other.h5", "/x")
+        out["through"] = h5py.SoftLink("/outside")
+        out["type"] = np.dtype("f4")
+        out["table"] = np.zeros(2, [("a", "f4"), ("b", "i8")])
+        out["text"], out["ref"] = "abc", np.array([out["g"].ref], dtype=h5py.ref_dtype)
+        out["long"] = np.ones(2, np.longdouble)
+        layout = h5py.VirtualLayout((3,), "f8")
+        layout[:] = h5py.VirtualSource("other.h5", "x", (3,))
+        out.create_virtual_dataset("virtual", layout)
+        scale = out.create_dataset("dimension", (3,), "f4")
+        scale.make_scale("This is a netCDF dimension but not a netCDF variable.         3")
+        out["scale"] = np.arange(2.0)
+        out["scale"].make_scale("x")
+        h5py.h5d.create(out.id, b"bits", h5py.h5t.NATIVE_B8, h5py.h5s.create_simple((2,)))
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((2,))
+        plist.set_filter(32123, h5py.h5z.FLAG_OPTIONAL)
+        h5py.h5d.create(out.id, b"filtered", h5py.h5t.NATIVE_INT8, h5py.h5s.create_simple((2,)), plist)
+        out.attrs["title"], out.attrs["n"], out.attrs["list"] = "abc", np.float32(2), np.arange(3)
+        out.attrs["bytes"], out.attrs["texts"], out.attrs["ok"] = np.bytes_(b"x"), ["a", "b"], True
+        out.attrs["ref"], out.attrs["null"], out.attrs["none"] = out["g"].ref, h5py.Empty("f4"), h5py.Empty("S1")
+        out.attrs["record"] = np.zeros(2, [("a", "f4")])
+        out["scale"].attrs["scale_factor"] = 0.5
+        names = set(out) - {"g"} | {"g/a", "g/self"}
+    with h5py.File(tmp_path / "other.h5", "w") as out:
+        out["x"] = np.arange(3.0)
+    found = fates(path)
+    assert found.keys() == names
+    for name in ("g/a", "hard", "soft"):
+        assert found[name].tolist() == [0, 1, 2]
+    assert found["scale"].tolist() == [0, 1] and found["bits"].shape == (2,)
+    for name, words in {
+        "second": "a second name of the group", "g/self": "a second name of the group '/",
+        "a link": "a link to the group '/g'", "loop": "h5py cannot read it|which the file does not hold",
+        "nowhere": "a link to '/none/x', which the file does not hold", "outside": "a link to another file, 'other.h5'",
+        "through": "a link into another file", "type": "a named type, without data",
+        "table": "h5py.File(path)['table']['a']", "text": "vary in length", "ref": "vary in length, or are references",
+        "virtual": "h5py.File(path)['virtual'][...]", "dimension": "a netCDF dimension of 3, without values",
+        "filtered": "it needs the filter 32123", "long": "<f16",
+    }.items():  # fmt: skip
+        assert any(word in found[name] for word in words.split("|")), (name, found[name])
+    metadata = dict(dlx.open(path).metadata)
+    unread = "a value that dlx does not read"
+    assert {key: value for key, value in metadata.items() if "@" not in key} == {
+        "title": "abc", "n": 2.0, "list": [0, 1, 2], "bytes": "x", "texts": ["a", "b"], "ok": True, "ref": unread,
+        "null": unread, "none": "", "record": [unread, unread],
+    }  # fmt: skip
+    assert metadata["scale@scale_factor"] == 0.5
+    json.dumps(metadata)
+
+
+def test_hdf5_that_is_deep_or_wide(tmp_path, np):
+    """2^40 paths and 3,000 levels: each name once, in time that grows with the file."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "wide.h5", "w") as out:
+        group = out
+        for level in range(40):
+            inner = group.create_group(f"a{level}")
+            group[f"b{level}"] = inner
+            group = inner
+        group["x"] = np.ones(2)
+    found = fates(tmp_path / "wide.h5")
+    assert len(found) == 41 and sum(not isinstance(each, str) for each in found.values()) == 1
+    with h5py.File(tmp_path / "deep.h5", "w") as out:
+        group = out
+        for _ in range(3000):
+            group = group.create_group("g")
+        group["x"] = np.ones(2)
+    (name,) = dlx.open(tmp_path / "deep.h5")
+    assert name.count("/") == 3000 and dlx.open(tmp_path / "deep.h5", "numpy")[name].tolist() == [1, 1]
+
+
+def test_converting_a_file_with_links(tmp_path, np):
+    """What holds no array is left out and named; what holds data that dlx does not read is refused by its name."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out["a"], out["type"], out["outside"] = np.ones(2), np.dtype("f4"), h5py.ExternalLink("y.h5", "/x")
+    done = document("convert", tmp_path / "x.h5", tmp_path / "x.npz")
+    assert [each["path"] for each in done["arrays"]] == ["a"]
+    assert done["notes"] == ["left out: outside, type, without an array"]
+    with h5py.File(tmp_path / "x.h5", "a") as out:
+        out["table"] = np.zeros(2, [("a", "f4")])
+    assert "'table': DLPack has no structures" in refused("convert", tmp_path / "x.h5", tmp_path / "y.npz")
+
+
+# ---- Arrow -----------------------------------------------------------------------------------------------------------
+
+
+def columns(pa):
+    """Return {name: (column, whether it is read)} of every kind of type that pyarrow has."""
+    lists = pa.list_(pa.int64(), 2)
+    tensors = pa.fixed_shape_tensor(pa.int32(), [2])
+    return {
+        "number": (pa.array([1, 2]), True),
+        "half": (pa.array([1.0, 2.0], pa.float16()), True),
+        "bool": (pa.array([True, False]), True),
+        "pairs": (pa.array([[1, 2], [3, 4]], lists), True),
+        "tensor": (pa.ExtensionArray.from_storage(tensors, pa.array([[1, 2], [3, 4]], tensors.storage_type)), True),
+        "": (pa.array([1, 2]), True),
+        "null": (pa.nulls(2), False),
+        "nulls": (pa.array([1, None]), False),
+        "dictionary": (pa.array(["a", "b"]).dictionary_encode(), False),
+        "list": (pa.array([[1], [2, 3]]), False),
+        "large list": (pa.array([[1], [2, 3]], pa.large_list(pa.int8())), False),
+        "struct": (pa.array([{"a": 1}, {"a": 2}]), False),
+        "map": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), False),
+        "text": (pa.array(["a", "b"]), False),
+        "bytes": (pa.array([b"a", b"b"]), False),
+        "fixed": (pa.array([b"ab", b"cd"], pa.binary(2)), False),
+        "decimal": (pa.array([1, 2], pa.decimal128(5)), False),
+        "date": (pa.array([1, 2], pa.date32()), False),
+        "time": (pa.array([1, 2], pa.timestamp("us", "UTC")), False),
+        "runs": (pa.RunEndEncodedArray.from_arrays([2], [1.0]), False),
+        "union": (
+            pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])]),
+            False,
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_arrow_columns_of_every_type(tmp_path, np, kind):
+    """Each is read, or refused by name; a file without columns is empty; a name twice is refused."""
+    pa = pytest.importorskip("pyarrow")
+    made, path = columns(pa), tmp_path / "x.arrow"
+
+    def write(table, where=path):
+        with getattr(pa.ipc, f"new_{kind}")(str(where), table.schema) as sink:
+            sink.write_table(table)
+
+    write(pa.table({name: column for name, (column, _) in made.items()}))
+    found = fates(path, inspected=False)  # which reads the schema only, and does not know of nulls
+    assert list(found) == list(made)
+    assert {name: not isinstance(value, str) for name, value in found.items()} == {
+        name: read for name, (_, read) in made.items()
+    }
+    write(pa.table({}))
+    assert dlx.open(path).materialize() == {}
+    write(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
+    with pytest.raises(FileError, match=r"it lists 'a' twice"):
+        dlx.open(path)
+
+
+def test_several_arrow_streams_in_one_file(tmp_path, np):
+    """Pyarrow reads the first one without a word; one without its end mark is read."""
+    pa = pytest.importorskip("pyarrow")
+    table, path = pa.table({"a": [1, 2]}), tmp_path / "x.arrows"
+    with pa.ipc.new_stream(str(path), table.schema) as sink:
+        sink.write_table(table)
+        sink.write_table(table)
+    whole = path.read_bytes()
+    (source,) = document("inspect", path)["sources"]
+    assert "a stream, record batches: 2" in source["notes"]
+    path.write_bytes(whole[:-8])
+    assert dlx.convert(dlx.open(path)["a"], to="numpy").tolist() == [1, 2, 1, 2]
+    path.write_bytes(whole + whole)
+    for call in (lambda: dlx.open(path), lambda: pytest.fail(refused("inspect", path))):
+        with pytest.raises((FileError, pytest.fail.Exception), match="several Arrow streams"):
+            call()
+
+
+def test_arrow_lengths_that_lie(tmp_path, np):
+    """A length of a compressed buffer that no machine has is the file's fault, not a lack of memory."""
+    pa = pytest.importorskip("pyarrow")
+    table, path = pa.table({"a": np.zeros(10_000)}), tmp_path / "x.arrow"
+    with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as sink:
+        sink.write_table(table)
+    whole = path.read_bytes()
+    at = whole.index((80_000).to_bytes(8, "little") + b"\x04\x22\x4d\x18")
+    path.write_bytes(whole[:at] + (1 << 55).to_bytes(8, "little") + whole[at + 8 :])
+    with pytest.raises(FileError, match=r"claims a buffer of 32\.0 PiB, more than [\d,]+ bytes can hold"):
+        dlx.open(path)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+MEMORY = """
+import resource, sys
+import numpy, dlx
+for name in sys.argv[2].split():
+    __import__(name)
+path = sys.argv[1]
+with dlx.open(sys.argv[3]) as file:  # what is imported later needs memory, too
+    list(file.values())
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 25),) * 2)
+try:
+    list(dlx.open(path).values())
+    print("read")
+except MemoryError:
+    print("memory")
+"""
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "gguf", "pt", "arrow", "h5"])
+@pytest.mark.unsanitized("the sanitizer needs its own memory")
+def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):
+    """Never a damaged file: a caller may delete those."""
+    large, needs = 1 << 27, ""
+    for name, size in (("small", 100), ("large", large)):
+        path, array = tmp_path / f"{name}.{kind}", np.zeros(size, np.uint8)
+        if kind == "npy":
+            np.save(path, array)
+        elif kind == "npz":
+            np.savez_compressed(path, a=array)
+        elif kind == "safetensors":
+            raw = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+            path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(size))
+        elif kind == "gguf":
+            path.write_bytes(gguf({"a": (24, (size,), bytes(size))}))
+        elif kind == "pt":
+            needs = "torch"
+            pytest.importorskip("torch").save({"a": __import__("torch").from_numpy(array)}, path)
+        elif kind == "arrow":
+            needs = "pyarrow pyarrow.ipc"
+            pa = pytest.importorskip("pyarrow")
+            table = pa.table({"a": array})
+            with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as sink:
+                sink.write_table(table)
+        else:
+            needs = "h5py"
+            with pytest.importorskip("h5py").File(path, "w") as out:
+                out.create_dataset("a", data=array, compression="gzip", chunks=(min(size, 1 << 20),))
+    command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(path), needs, str(tmp_path / f"small.{kind}")]
+    env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the others reserve a gigabyte before they need it
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert (done.returncode, done.stdout) == (0, "memory\n"), done.stderr
+
+
+def test_a_file_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
+    """Mmap refuses the length by a ValueError; dlx names the file."""
+    from dlx._files import header
+
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (9000,), bytes(36_000)))
+    plain = header.Memory.__init__
+
+    def later(self, file, **options):
+        path.write_bytes(path.read_bytes()[:100])
+        plain(self, file, **options)
+
+    monkeypatch.setattr(header.Memory, "__init__", later)
+    with pytest.raises(FileError, match=r"x\.npy: another program cut it off"):
+        dlx.open(path)
+
+
+def test_every_error_of_a_file_names_it(tmp_path):
+    """The path, what is wrong, and one fix."""
+    (tmp_path / "x.npz").write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(DlxError) as caught:
+        dlx.open(tmp_path / "x.npz")
+    assert str(tmp_path / "x.npz") in str(caught.value) and caught.value.fix == "Write it or fetch it again."
