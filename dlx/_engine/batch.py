@@ -105,7 +105,7 @@ class Transfer:
         if tensor is not None:
             return marked(tensor, source) if source.immutable else tensor
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
-            return None if self.needs_export else _abstract_copy(self.info(), source)
+            return None if self.needs_export else _abstract_copy(self.info(), source, self.found)
         said, needs_export = self.said, self.needs_export
         try:
             if before.steps:
@@ -148,8 +148,9 @@ class Transfer:
         return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
 
 
-def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
-    if info.shape is None or info.dtype is None or info.device is None:
+def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Tensor | None:
+    device = info.device or found
+    if info.shape is None or info.dtype is None or device is None:
         return None  # only a conversion could tell
     try:
         stated = source.capabilities()
@@ -159,7 +160,7 @@ def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
         raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
     address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
+    return native.tensor_new(address, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None)
 
 
 class Batch:
@@ -462,7 +463,7 @@ class Batch:
                 shared = not transfer.before.copies and is_read_in_place(transfer.decision.steps)
                 tensor = transfer.owned = ownership.consume(transfer.obj, tensor, shared)
             consumed = True
-            return execute(transfer.decision.steps, tensor, transfer.readiness, source, target, self.sync)
+            return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
         except BaseException as error:
             tensor = None
             if not consumed and isinstance(error, Exception):

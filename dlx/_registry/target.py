@@ -102,7 +102,7 @@ class Target:
         stated = path.takes if path is not None else None
         if stated is None and not self.varies:
             stated = self.capabilities
-        if stated is None:
+        if stated is None or self.capabilities.home is not None:
             return None
         known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
         return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
@@ -143,7 +143,7 @@ def as_struct(stated: Capabilities) -> Any:
     struct.layouts = stated.layouts
     struct.min_alignment = stated.min_alignment
     struct.min_ndim, struct.max_ndim = stated.min_ndim, stated.max_ndim
-    struct.keeps_readonly = stated.keeps_readonly or stated.copies
+    struct.keeps_readonly = stated.keeps_readonly or stated.copies is True
     struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
     struct.takes_null = stated.null_data
     struct.empty_extents = EXTENTS[stated.empty_extents]

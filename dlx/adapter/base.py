@@ -441,6 +441,23 @@ class Adapter:
         """
         raise NotImplementedError(f"{self.name} cannot be a target")
 
+    def load_on(self, tensor: Tensor, committed: bool) -> Any:
+        """Return an array over a tensor whose device the call names; the default is `load`.
+
+        Override it, and `is_committed`, for a framework that moves arrays to where they are used unless their device
+        was named (jax). `load` then returns an array that may be moved, and this one that may not if `committed`.
+        """
+        return self.load(tensor)
+
+    def is_committed(self, obj: Any) -> bool:
+        """Return whether an array stays on the one device that it is on, wherever it is used; the default is True."""
+        return True
+
+    @property
+    def places(self) -> bool:
+        """Whether the adapter overrides `load_on`."""
+        return type(self).load_on is not Adapter.load_on
+
     # ---- inside the framework -------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:

@@ -93,7 +93,9 @@ class Capabilities:
         Whether its arrays keep the read-only flag, or cannot be written at all.
     copies
         Whether it copies whatever it imports: then no memory is shared with it, read-only memory is taken as it is, and
-        ``copy=False`` is refused.
+        ``copy=False`` is refused. Or the names of the dtypes that it copies.
+    home
+        Device to which host memory is moved if a call names no device and does not forbid a copy; None: it stays.
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
@@ -119,7 +121,8 @@ class Capabilities:
     min_ndim: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
-    copies: bool = False
+    copies: bool | frozenset[str] = False
+    home: Device | None = None
     subbyte: str = "packed"
     null_data: bool = True
     empty_extents: str = "any"
