@@ -104,7 +104,7 @@ class Invocation:
             shorten(error, own=False)
             raise
         self.kept = args[: spec.skipped]
-        self._caller: tuple[Target, Device | None] | None = None
+        self._caller: tuple[Target, Device | None, bool] | None = None
         # Address of what was passed to the function -> (it, the caller's own object).
         self._own: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in self.kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # as above, with keys and children
@@ -200,10 +200,13 @@ class Invocation:
             self._containers[id(new)] = (new, own, keys, [columns.get(id(child), child) for child in children])
         return made if isinstance(what, Container) else made[0]
 
-    def _results_in(self) -> tuple[Target, Device | None] | None:
-        """Return the framework of the results, and its device; None: results are not converted."""
+    def _results_in(self) -> tuple[Target, Device | None, bool] | None:
+        """Return the framework of the results, their device, and whether they are committed to it, as an argument is.
+
+        None: results are not converted.
+        """
         if self.spec.returns is not None:
-            return registry.target(self.spec.returns), None
+            return registry.target(self.spec.returns), None, True
         inside = self.request.target
         others = {id(source): source for source, array, _ in self._seen if not is_inside(array, source, inside)}
         if len(others) != 1:
@@ -212,14 +215,15 @@ class Invocation:
         target = registry.ready(adapter)
         if target is None:
             return None
-        devices = set()
+        devices, committed = set(), False
         for source, array, on_host in self._seen:
             if source is adapter:
                 devices.add(HOST if on_host else device_of(adapter, array))
+                committed = committed or source.is_committed(array)
         devices.discard(None)
         held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
         # Results go to the device of its own arrays, unless the framework can be given nothing there.
-        return target, device if device is None or held is None or device.type in held else None
+        return target, device if device is None or held is None or device.type in held else None, committed
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
@@ -232,9 +236,10 @@ class Invocation:
             return value
         request = None
         if self._caller is not None:
-            target, device = self._caller
+            target, device, committed = self._caller
             detach = self.request.detach and (self._recorded is None or not self.spec.lazy)
-            request = Request(target, device, detach=detach, readonly=self.request.readonly)
+            readonly = self.request.readonly
+            request = Request(target, device, detach=detach, readonly=readonly, committed=committed)
             if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
                 known = [(new, self._mine(new)) for new, _ in self._own.values() if self._stays(new)]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
@@ -284,6 +289,8 @@ class Invocation:
     def _fast_path(self, target: Target, device: Device | None) -> tuple[FastPathFunction | None, Any]:
         """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
         if device not in (None, HOST) or target.adapter.fast_path is None or registry.target(target.name) is not target:
+            return None, None
+        if device is not None and target.adapter.places:
             return None, None
         return cast("FastPathFunction", convert), target.name
 

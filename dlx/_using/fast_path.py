@@ -53,7 +53,8 @@ class Specialization:
     """
 
     __slots__ = (
-        *("_last", "_looked", "_options", "_others", "_recorded", "_spec", "_to", "_types", "generation", "is_idle"),
+        *("_last", "_looked", "_options", "_others", "_placing", "_recorded", "_spec", "_to", "_types"),
+        *("generation", "is_idle"),
     )
 
     def __init__(
@@ -71,6 +72,9 @@ class Specialization:
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
+        # The adapter of the caller's arrays, if results are as committed as these are.
+        source = what_is(types[others[0]]) if others and to is not None and device is not None else None
+        self._placing = source if isinstance(source, Adapter) and source.places else None
         # The type of the last result, and whether results of that type are returned as they are.
         self._last: tuple[type | None, bool] = None, False
 
@@ -135,10 +139,17 @@ class Specialization:
             return result
         device, readonly, detach = self._options
         try:
+            if self._placing is not None and not self._is_committed(values):
+                parts = [result]
+                return parts[0] if _share(parts, [result], [0], self._to) else NotImplemented
             return convert(result, self._to, device=device, readonly=readonly, detach=detach)
         except DlxError as error:
             error.complete(root="result")
             raise
+
+    def _is_committed(self, values: tuple[Any, ...]) -> bool:
+        """Return whether an array of the caller's is committed, and so is a result."""
+        return self._placing is not None and any(self._placing.is_committed(values[i]) for i in self._others)
 
     def _parts_outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert the arrays in a flat container, all or none; NotImplemented for `Invocation`."""
@@ -146,6 +157,8 @@ class Specialization:
         keys, before = ([*result], [*result.values()]) if is_dict else ([*range(len(result))], [*result])
         parts, own = [*before], {id(new): old for old, new in zip(values, passed, strict=True)}
         if self._spec.lazy or (self._spec.returns is not None and any(id(part) in own for part in before)):
+            return NotImplemented
+        if self._is_committed(values):
             return NotImplemented
         for i, part in enumerate(before):
             what = what_is(type(part))
