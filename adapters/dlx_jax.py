@@ -330,14 +330,16 @@ class JaxAdapter(Adapter):
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
-        blocker = self._without_array(obj) or self._without_memory(obj)
-        graph = (_GRAPH,) if _is_a(obj, "jax.core.Tracer") else ()
-        blockers = [each for each in (blocker,) if each is not None]
+        blocker, device = self._without_array(obj) or self._without_memory(obj), None
+        blockers = [] if blocker is None else [blocker]
         if blocker is None or blocker.resolution is not None:
-            blockers += [each for each in (self._without_dlpack(obj),) if each is not None]
-        spread = blocker is not None and blocker.resolution is not None
-        device = DEVICES.known(_first_device(obj)) if spread else None
-        return Description(functools.partial(self._info, obj), (*blockers, *graph), device=device)
+            dtype = self._without_dlpack(obj)
+            if dtype is not None and not (dtype.copies and blockers and blockers[0].copies):
+                blockers.append(dtype)
+            device = DEVICES.known(_first_device(obj)) if blocker is not None else None
+        if _is_a(obj, "jax.core.Tracer"):
+            blockers.append(_GRAPH)
+        return Description(functools.partial(self._info, obj), tuple(blockers), device=device)
 
     def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""

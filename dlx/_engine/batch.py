@@ -45,7 +45,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 
-__all__ = ["Batch", "Transfer", "convert_tree"]
+__all__ = ["Batch", "Transfer", "convert_tree", "not_writable"]
 
 
 class Transfer:
@@ -65,6 +65,7 @@ class Transfer:
         "said",
         "source",
         "tensor",
+        "written",
     )
 
     def __init__(self, obj: Any, source: Adapter) -> None:
@@ -79,6 +80,7 @@ class Transfer:
         self.owned: Tensor | None = None  # consumed from the producer
         self.deferred: Any = None  # the result, of what is computed later
         self.known: ArrayInfo | None = None  # of `info`, once it was asked
+        self.written = False  # whether what gets the result writes to it
 
     def info(self) -> ArrayInfo:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
@@ -163,6 +165,12 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
     return native.tensor_new(address, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None)
 
 
+def not_writable() -> ReadOnlyError:
+    """Return the error for a read-only array that a function is declared to write to."""
+    reason = "the function writes to it (writes=), and it is read-only"
+    return ReadOnlyError(reason, fix="Pass an array that can be written to.")
+
+
 class Batch:
     """The conversion of arrays to one target.
 
@@ -193,6 +201,7 @@ class Batch:
         "results",
         "sources",
         "to",
+        "written",
     )
 
     def __init__(
@@ -213,6 +222,7 @@ class Batch:
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
+        self.written: frozenset[int] = frozenset()  # numbers of the arrays that the caller of `run` writes to
 
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call; each pair of streams is ordered once for all arrays."""
@@ -292,6 +302,10 @@ class Batch:
             borrowed = None if borrow is None else borrow(obj, self.to, brief)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i])
+                self._transfers[i].written = i in self.written
+            elif i in self.written and borrowed.readonly:
+                error = not_writable().complete(source=type_name(type(obj)), target=self.request.target.name)
+                self._fail(error, i)
             elif borrowed is obj:
                 self.results[i] = obj
             else:
@@ -403,6 +417,8 @@ class Batch:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
         transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
+        if transfer.written and transfer.tensor.readonly and not before.copies:
+            raise not_writable()
         kept = as_it_is(transfer.tensor, before, source, self.request)
         transfer.decision = self.decided(transfer, transfer.tensor) if kept is None else kept
 

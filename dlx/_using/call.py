@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from typing import Any, cast
 
 from dlx._api.convert import convert
+from dlx._api.describe import describe
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import TUPLE, is_plain, kind_of
 from dlx._containers.tree import Tree
@@ -13,7 +14,7 @@ from dlx._core.foreign import derives, type_name
 from dlx._core.native import FastPathFunction
 from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device
-from dlx._engine.batch import Batch
+from dlx._engine.batch import Batch, not_writable
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request, is_inside
 from dlx._protocols.arrow import Column
@@ -170,6 +171,11 @@ class Invocation:
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
+        if self._declared:
+            batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
+            for i in set(range(len(results))).difference(some):
+                if id(tree.arrays[i]) in self._declared and id(tree.arrays[i]) not in self._shared:
+                    self._check_writable(tree.arrays[i], tree.path(i), failures)
         if arguments:
             self._last = tree, batch
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
@@ -199,6 +205,12 @@ class Invocation:
             own = known[1] if known is not None and known[0] is new else old  # a view represents its source
             self._containers[id(new)] = (new, own, keys, [columns.get(id(child), child) for child in children])
         return made if isinstance(what, Container) else made[0]
+
+    def _check_writable(self, array: Any, path: tuple[Any, ...], failures: Failures) -> None:
+        """Refuse an array of the function's framework that is read-only and that the function writes to."""
+        if describe(array).readonly:
+            error = not_writable().complete(source=type_name(type(array)), target=self.request.target.name)
+            failures.add(error, path)
 
     def _results_in(self) -> tuple[Target, Device | None, bool] | None:
         """Return the framework of the results, their device, and whether they are committed to it, as an argument is.

@@ -53,7 +53,7 @@ class Specialization:
     """
 
     __slots__ = (
-        *("_last", "_looked", "_options", "_others", "_placing", "_recorded", "_spec", "_to", "_types"),
+        *("_arrays", "_last", "_looked", "_options", "_others", "_placing", "_recorded", "_spec", "_to", "_types"),
         *("generation", "is_idle"),
     )
 
@@ -68,7 +68,9 @@ class Specialization:
         generation: int,
     ) -> None:
         self._recorded = recorded
-        self.generation, self.is_idle = generation, not others and not looked and to is None
+        # Numbers of the arrays, if the function may write to one.
+        self._arrays = [i for i, kind in enumerate(types) if isinstance(what_is(kind), Adapter)] if call.spec.writes else []
+        self.generation, self.is_idle = generation, not (others or looked or self._arrays) and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
@@ -99,6 +101,8 @@ class Specialization:
         for i, source in self._recorded:
             if tracked(source, values[i]):
                 return None
+        if self._arrays and not self._may_write(values, [*options]):
+            return None
         if not self._others:
             return values
         passed = [*values]
@@ -110,6 +114,16 @@ class Specialization:
             root, path = self._spec.place(i) if i < first else (names[i - first], ())
             error.complete(root=root, path=path)
             raise
+
+    def _may_write(self, values: tuple[Any, ...], names: list[str]) -> bool:
+        """Return whether all arrays that the function is declared to write to are known to be writable."""
+        first = len(values) - len(names)
+        for i in self._arrays:
+            if self._spec.is_written(i) if i < first else names[i - first] in self._spec.writes:
+                tensor = _borrow(values[i], "dlx", True)
+                if tensor is None or tensor.readonly:
+                    return False
+        return True
 
     def outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert a result for the caller; NotImplemented for `Invocation`.

@@ -61,13 +61,17 @@ class FunctionSpec:
         root, first = (str(key), ()) if kind else self.place(key + self.skipped)
         return root, (*first, *inside)
 
+    def is_written(self, i: int) -> bool:
+        """Return whether the function is declared to write to a positional argument."""
+        return i in self.writes or self.place(i)[0] in self.writes
+
     def written(self, tree: Tree) -> set[int]:
         """Return the addresses of all arrays of (args, options) in parameters that are declared to be written to."""
         if not self.writes:
             return set()
         (_, args), (_, options) = tree.entries(0)
         numbered = [(i + self.skipped, link) for i, link in tree.entries(args)]
-        chosen = [link for i, link in numbered if i in self.writes or self.place(i)[0] in self.writes]
+        chosen = [link for i, link in numbered if self.is_written(i)]
         chosen += [link for name, link in tree.entries(options) if name in self.writes]
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 
