@@ -146,6 +146,9 @@ class Invocation:
         tree = Tree(root, handler, failures)
         if arguments:
             self._declared = self.spec.written(tree)
+            for at, buffer in self.spec.written_buffers(*value):
+                if describe(buffer).readonly:
+                    failures.add(self._not_writable(buffer), at)
         results = [self._shared.get(id(array), array) for array in tree.arrays]
         host = {i for i, array in enumerate(tree.arrays) if id(array) in self._shared}
         # Arrays of the target are passed unchanged, with their graph; `detach` applies to all others.
@@ -174,8 +177,9 @@ class Invocation:
         if self._declared:
             batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
             for i in set(range(len(results))).difference(some):
-                if id(tree.arrays[i]) in self._declared and id(tree.arrays[i]) not in self._shared:
-                    self._check_writable(tree.arrays[i], tree.path(i), failures)
+                array = tree.arrays[i]
+                if id(array) in self._declared and id(array) not in self._shared and describe(array).readonly:
+                    failures.add(self._not_writable(array), tree.path(i))
         if arguments:
             self._last = tree, batch
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
@@ -206,11 +210,8 @@ class Invocation:
             self._containers[id(new)] = (new, own, keys, [columns.get(id(child), child) for child in children])
         return made if isinstance(what, Container) else made[0]
 
-    def _check_writable(self, array: Any, path: tuple[Any, ...], failures: Failures) -> None:
-        """Refuse an array of the function's framework that is read-only and that the function writes to."""
-        if describe(array).readonly:
-            error = not_writable().complete(source=type_name(type(array)), target=self.request.target.name)
-            failures.add(error, path)
+    def _not_writable(self, array: Any) -> DlxError:
+        return not_writable().complete(source=type_name(type(array)), target=self.request.target.name)
 
     def _results_in(self) -> tuple[Target, Device | None, bool] | None:
         """Return the framework of the results, their device, and whether they are committed to it, as an argument is.

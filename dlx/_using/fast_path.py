@@ -228,6 +228,8 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     generation, request = registry.generation, call.request
     if request.device is not None or request.stream is not None:
         return None
+    if call.spec.writes and any(registry.producer(value) is generic.BUFFER for value in values):
+        return None  # it may be read-only in the next call
     types, others, looked, recorded = [type(value) for value in values], [], [], []
     to = call.results_to()
     if to is NotImplemented:

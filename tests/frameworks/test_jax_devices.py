@@ -88,7 +88,9 @@ def fake_jax(driver):
     """A module that is a build of jax with a plugin for CUDA."""
     self = types.ModuleType("jaxbuild")
     self.__version__, self.driver, self.heard, self.numpy = "0.10.2", driver, [], jax.numpy
-    self.dtypes, self.config = jax.dtypes, types.SimpleNamespace(jax_enable_x64=False, jax_platforms=None)
+    self.dtypes, self.config = jax.dtypes, types.SimpleNamespace(
+        jax_enable_x64=False, jax_platforms=None, jax_default_device=None
+    )
     self.Array = type("Array", (Array,), {"__module__": "jaxbuild"})
     devices = [Device(self, "gpu", number) for number in range(2)]
     self.local_devices = lambda backend=None: devices if backend in (None, "cuda") else [Device(self, "cpu", 0)]
