@@ -132,9 +132,7 @@ class _Devices(Devices):
         """Return the device on which jax puts an array if no device is named."""
         jax = sys.modules["jax"]
         named = jax.config.jax_default_device
-        if named is None:
-            return jax.local_devices()[0]
-        return jax.local_devices(backend=named)[0] if isinstance(named, str) else named
+        return jax.local_devices(backend=named)[0] if named is None or isinstance(named, str) else named
 
     def preferred_host(self) -> Any:
         """Return the host device for memory of the host if no device is named."""
@@ -199,6 +197,10 @@ def _export(obj: Any) -> Tensor | None:
 
 
 @functools.cache
+def _functions() -> tuple[Any, Any]:
+    return _importer(), _handler()
+
+
 def _importer() -> Any:
     """Return the function behind `jax.dlpack.from_dlpack`, for the host; None if it does not do as it is known to.
 
@@ -215,7 +217,6 @@ def _importer() -> Any:
         return None
 
 
-@functools.cache
 def _handler() -> Any:
     """Return jax's maker of results, which wraps a buffer anew; None if it does not do as it is known to.
 
@@ -234,7 +235,7 @@ def _handler() -> Any:
 
 def _uncommitted(array: Any) -> Any:
     """Return an array over the same memory that jax moves to where it is used."""
-    make = _handler()
+    _, make = _functions()
     return array if make is None else make(array.aval, array.sharding, False, True)(array)
 
 
@@ -245,16 +246,18 @@ def _imported(tensor: Tensor, native_device: Any = None) -> Any:
         return None
     if bits >= 64 and tensor.dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
         return None
-    take, device = _importer(), native_device or DEVICES.preferred_host()
+    take, make = _functions()
     if take is None:
         return None
     try:
-        array = take(tensor.__dlpack__(), device, None, None)
+        array = take(tensor.__dlpack__(), native_device or DEVICES.preferred_host(), None, None)
     except MemoryError:
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    return array if native_device is not None else _uncommitted(array)
+    if native_device is not None or make is None:
+        return array
+    return make(array.aval, array.sharding, False, True)(array)
 
 
 def _is_ready(obj: Any) -> bool:

@@ -210,7 +210,19 @@ class DTypes:
 
 @set_module("dlx.adapter")
 class Devices:
-    """The devices of a framework, both ways. The default is a framework that holds host memory only."""
+    """The devices of a framework, both ways. The default is a framework that holds host memory only.
+
+    Parameters
+    ----------
+    read
+        ``read(native_device)`` gives the `Device` of one of the framework's device objects, for `from_native`. None:
+        it has none.
+    """
+
+    _read: Callable[[Any], Device] | None = None
+
+    def __init__(self, read: Callable[[Any], Device] | None = None) -> None:
+        self._read = read
 
     def to_native(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx.
@@ -232,7 +244,12 @@ class Devices:
         DeviceError
             If DLPack has none.
         """
-        return Device(native_device)
+        return Device(native_device) if self._read is None else self._read(native_device)
+
+    @property
+    def reads_natives(self) -> bool:
+        """Whether `from_native` knows objects of the framework."""
+        return self._read is not None or type(self).from_native is not Devices.from_native
 
     def of(self, obj: Any) -> Device | None:
         """Return where an array is, without an export of it; None where that is not known.
