@@ -228,11 +228,10 @@ class Invocation:
         target = registry.ready(adapter)
         if target is None:
             return None
-        devices, committed = set(), False
-        for source, array, on_host in self._seen:
-            if source is adapter:
-                devices.add(HOST if on_host else device_of(adapter, array))
-                committed = committed or source.is_committed(array)
+        arrays = [(array, on_host) for source, array, on_host in self._seen if source is adapter]
+        held_there = [pair for pair in arrays if adapter.is_committed(pair[0])]
+        committed = bool(held_there)
+        devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)
         held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
         # Results go to the device of its own arrays, unless the framework can be given nothing there.
