@@ -88,16 +88,16 @@ def forms(to, ran):
         ran.append(1)
         return [x]
 
-    @dlx.using(to, **writes)
+    @dlx.using(to, writes="x")
     def steps(x):
         ran.append(1)
         yield 1
 
-    @dlx.using(to, **writes)
+    @dlx.using(to, writes="x")
     async def awaited(x):
         ran.append(1)
 
-    @dlx.using(to, **writes)
+    @dlx.using(to, writes="x")
     async def stream(x):
         ran.append(1)
         yield 1
