@@ -315,7 +315,7 @@ class JaxAdapter(Adapter):
             lowers={"narrows_without_x64": _WIDE},
         ),
         _proven(
-            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'; dlx has jax copy it"
+            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'; dlx copies"
         ),
         _proven(
             "is_ready() of an array that was deleted kills the process; dlx asks is_deleted() before it",

@@ -37,7 +37,7 @@ def _from_native(part: str, obj: Any) -> Any:
 
 def _of_namespace(root: str, obj: Any) -> Device | None:
     """Return where arrays are on a device of a module of the array API; None if it is no such device."""
-    module = sys.modules.get(root)
+    module: Any = sys.modules.get(root)
     if not hasattr(module, "__array_namespace_info__"):
         return None
     try:

@@ -69,7 +69,9 @@ class Specialization:
     ) -> None:
         self._recorded = recorded
         # Numbers of the arrays, if the function may write to one.
-        self._arrays = [i for i, kind in enumerate(types) if isinstance(what_is(kind), Adapter)] if call.spec.writes else []
+        self._arrays = (
+            [i for i, kind in enumerate(types) if isinstance(what_is(kind), Adapter)] if call.spec.writes else []
+        )
         self.generation, self.is_idle = generation, not (others or looked or self._arrays) and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are

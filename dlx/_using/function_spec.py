@@ -68,12 +68,12 @@ class FunctionSpec:
         """Return whether the function is declared to write to a positional argument."""
         return i in self.writes or self.place(i)[0] in self.writes
 
-    def written_buffers(
-        self, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    def written_buffers(self, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Give (path in (args, options), argument) of all plain buffers that the function is declared to write to."""
         if self.writes:
-            chosen = [((0, i), each) for i, each in enumerate(args) if self.is_written(i + self.skipped)]
+            chosen: list[tuple[tuple[Any, ...], Any]] = [
+                ((0, i), each) for i, each in enumerate(args) if self.is_written(i + self.skipped)
+            ]
             chosen += [((1, name), each) for name, each in options.items() if name in self.writes]
             yield from (pair for pair in chosen if registry.producer(pair[1]) is BUFFER)
 

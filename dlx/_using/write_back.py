@@ -54,9 +54,7 @@ class Writes:
     def copied(self, old: Any, new: Any, at: Place, *, declared: bool) -> Any:
         """Register an array that had to be copied; return what to pass to the function."""
         if declared and not _writable(old):
-            raise not_writable().complete(
-                source=type(old).__name__, target=self.target.name, root=at[0], path=at[1]
-            )
+            raise not_writable().complete(source=type(old).__name__, target=self.target.name, root=at[0], path=at[1])
         guarded = self._tracking.guarded
         try:
             new = new if guarded is None else guarded(new, declared)

@@ -123,7 +123,8 @@ for default in (None, D[2]):
         assert place(dlx.convert([own], to="jax", device="cpu")[0]) == (own.devices(), True)
         assert place(dlx.convert(x, to="jax", device="cpu")) == ({D[0]}, True)
 mesh = Mesh(np.array(D), ("x",))
-for options in ({"to": "jax", "device": NamedSharding(mesh, P())}, {"like": jax.device_put(x, NamedSharding(mesh, P("x")))}):
+spread = jax.device_put(x, NamedSharding(mesh, P("x")))
+for options in ({"to": "jax", "device": spread.sharding}, {"like": spread}):
     for call in (dlx.convert, lambda *a, **o: dlx.plan(*a, **o).run()):
         try:
             call(x, **options)
@@ -250,7 +251,7 @@ def test_one_device():
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (3, 2, 1)])
 def test_elements_of_less_than_a_byte(name, shape):
-    """numpy's reach jax as `jnp.asarray` takes them, by a copy that the plan reports, and come back as they were."""
+    """Numpy's reach jax as `jnp.asarray` takes them, by a copy that the plan reports, and come back as they were."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = getattr(ml_dtypes, name)
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape) % 4
@@ -266,7 +267,10 @@ def test_elements_of_less_than_a_byte(name, shape):
         if source.size:
             with pytest.raises(errors.CopyRequiredError):
                 dlx.convert(source, to="jax", copy=False)
-        assert jax.jit(lambda a, source=source: a + dlx.convert(source, to="jax").astype("float32"))(1.0).shape == source.shape
+        assert (
+            jax.jit(lambda a, source=source: a + dlx.convert(source, to="jax").astype("float32"))(1.0).shape
+            == source.shape
+        )
 
 
 def test_every_value_of_less_than_a_byte():

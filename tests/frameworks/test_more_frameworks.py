@@ -673,7 +673,7 @@ def test_devices_of_a_framework_are_devices_of_every_verb(name, tmp_path):
                 dlx.attach(handle, "dlx", device=device),
                 dlx.open(file, "dlx", device=device)[""],
                 dlx.using("dlx", device=device)(lambda x: x)(np.ones(3)),
-                dlx.empty(3, 'float32', device),
+                dlx.empty(3, "float32", device),
             )
         assert all(each.device == dlx.Device("cpu") for each in map(dlx.describe, made))
         assert dlx.plan(np.ones(3), to="dlx", device=device).device == dlx.Device("cpu")

@@ -23,10 +23,12 @@ def locked(array):
 
 
 def torch():
+    """Return torch, or skip."""
     return pytest.importorskip("torch")
 
 
 def mapped(access):
+    """Return an array over a map of a file, or of memory."""
     block = mmap.mmap(-1, 64) if access == mmap.ACCESS_WRITE else None
     if block is None:
         import tempfile
@@ -164,6 +166,7 @@ def ready(to):
 
 
 def contents(x):
+    """Return the bytes of an array or buffer."""
     return np.asarray(dlx.convert(x, to="dlx")).tobytes() if not isinstance(x, bytes | bytearray) else bytes(x)
 
 
