@@ -2,11 +2,16 @@
 
 Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
 is installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
-taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported, packed, and not imported.
-Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only. Copied: whatever is
-strided otherwise or less aligned (into memory of dlx, which jax then shares), and sub-byte integers out of jax.
-Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays on several devices, typed PRNG
-keys, sparse arrays, mutable references; everything, where jax was told to do without the host (JAX_PLATFORMS).
+taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported packed, and imported by a copy.
+Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only; of an array that is
+replicated over several devices, its first shard. Copied: whatever is strided otherwise or less aligned (into memory of
+dlx, which jax then shares), sub-byte integers out of jax, and arrays that are sharded, which are gathered.
+Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays with parts in other processes,
+typed PRNG keys, sparse arrays, mutable references; everything, if jax may not use the host (JAX_PLATFORMS).
+
+Placement: as `jax.numpy.asarray`, if the call names no device. The array is uncommitted and on jax's default device:
+one of the host shares host memory; to another one host memory is copied, unless ``copy=False`` keeps it on the host.
+Memory of a device that is not the default stays there, committed. ``device=`` commits, as `jax.device_put` does.
 
 Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
 code may write to it while the jax array lives, since jax may read it at any time.
@@ -58,7 +63,7 @@ _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _PARTS = "dlx.convert([shard.data for shard in x.addressable_shards], to=...)"
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
-_UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
+_UNTAKEN = _UNNAMED | {"float4_e2m1fn"}  # imported as bytes, which jax copies into its own
 
 
 # Dtypes that jax exports, and no buffer can say.
@@ -76,10 +81,21 @@ class _DTypes(DTypes):
             native_dtype = sys.modules["jax"].numpy.dtype(native_dtype)
         return super().from_native(native_dtype)
 
+    def viewed(self, array: Any, dtype: DType) -> Any:
+        jax = sys.modules["jax"]
+        with jax.ensure_compile_time_eval():
+            elements = sys.modules["numpy"].asarray(array).view(self.to_native(dtype))
+            if array.committed:
+                return jax.device_put(elements, array.device)
+            with jax.default_device(array.device):
+                return jax.numpy.asarray(elements)
+
 
 _LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 DTYPES = _DTypes(
-    "jax", {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS}
+    "jax",
+    {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS},
+    storage=dict.fromkeys(_UNTAKEN, "uint8"),
 )
 
 
@@ -112,7 +128,39 @@ class _Devices(Devices):
         devices = sys.modules["jax"].local_devices(backend="cpu")
         return next((each for each in devices if each.local_hardware_id == number), devices[0])
 
+    def preferred(self) -> Any:
+        """Return the device on which jax puts an array if no device is named."""
+        jax = sys.modules["jax"]
+        named = jax.config.jax_default_device
+        return jax.local_devices(backend=named)[0] if named is None or isinstance(named, str) else named
+
+    def preferred_host(self) -> Any:
+        """Return the host device for memory of the host if no device is named."""
+        device = self.preferred()
+        return device if device.platform == "cpu" else self.host(0)
+
+    def home(self) -> Device | None:
+        """Return the default device if it is one of CUDA, else None; without CUDA no backend is started."""
+        if not self.has_cuda():
+            return None
+        try:
+            device = self.known(self.preferred())
+        except RuntimeError:  # there is no such backend
+            return None
+        return device if device is not None and device.type == CUDA else None
+
+    def of(self, obj: Any) -> Device:
+        return self.from_native(obj.sharding)
+
     def from_native(self, native_device: Any) -> Device:
+        devices = getattr(native_device, "device_set", None)
+        if devices is not None:  # a sharding
+            if len(devices) > 1:
+                raise DeviceError(
+                    f"dlx puts an array on one device, and this sharding spreads it over {len(devices)}",
+                    fix="Convert without it, then call jax.device_put(result, sharding).",
+                )
+            (native_device,) = devices
         platform = native_device.platform
         if platform == "gpu" and "rocm" in native_device.client.platform_version:
             platform = "rocm"
@@ -149,40 +197,67 @@ def _export(obj: Any) -> Tensor | None:
 
 
 @functools.cache
-def _importer() -> Any:
-    """Return what `jax.dlpack.from_dlpack` calls in the end, for the host; None where it does not do as it is known to.
+def _functions() -> tuple[Any, Any]:
+    return _importer(), _handler()
 
-    It takes a fourth of the time.
+
+def _importer() -> Any:
+    """Return the function behind `jax.dlpack.from_dlpack`, for the host; None if it does not do as it is known to.
+
+    It takes a fourth of the time. Called as ``take(capsule, device, None, None)``.
     """
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
     try:
-        (device,) = jax.local_devices(backend="cpu")
-        function = sys.modules["jaxlib"]._jax.dlpack_managed_tensor_to_buffer
-
-        def take(tensor: Any) -> Any:
-            return function(tensor.__dlpack__(), *jax.local_devices(backend="cpu"), None, None)
-
-        array = take(probe)
-        told = isinstance(array, jax.Array) and array.devices() == {device} and array.dtype == "float32"
-        return take if told and array.unsafe_buffer_pointer() == probe.data_ptr else None
+        device = jax.local_devices(backend="cpu")[-1]
+        take = sys.modules["jaxlib"]._jax.dlpack_managed_tensor_to_buffer
+        array = take(probe.__dlpack__(), device, None, None)
+        same = isinstance(array, jax.Array) and array.devices() == {device} and array.dtype == "float32"
+        return take if same and array.unsafe_buffer_pointer() == probe.data_ptr else None
     except Exception:
         return None
 
 
-def _imported(tensor: Tensor) -> Any:
-    """Return the array that `_importer` makes of a tensor; None where `jax.dlpack.from_dlpack` must be asked."""
-    address, dtype = tensor.data_ptr, tensor.dtype
-    if not address or address % 64 or not tensor.is_host or tensor.device != HOST:
-        return None
-    if dtype.bits < 8 or (dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
-        return None
-    take = _importer()
+def _handler() -> Any:
+    """Return jax's maker of results, which wraps a buffer anew; None if it does not do as it is known to.
+
+    jax itself has no call that makes an imported array uncommitted without a copy.
+    """
+    jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
     try:
-        return None if take is None else take(tensor)
+        make = sys.modules["jaxlib"]._jax.array_result_handler
+        array = jax.dlpack.from_dlpack(probe)
+        made = make(array.aval, array.sharding, False, True)(array)
+        same = made.unsafe_buffer_pointer() == probe.data_ptr and made.sharding == array.sharding
+        return make if same and not made.committed and (made.dtype, made.shape) == ("float32", (16,)) else None
+    except Exception:
+        return None
+
+
+def _uncommitted(array: Any) -> Any:
+    """Return an array over the same memory that jax moves to where it is used."""
+    _, make = _functions()
+    return array if make is None else make(array.aval, array.sharding, False, True)(array)
+
+
+def _imported(tensor: Tensor, native_device: Any = None) -> Any:
+    """Return an array on a host device, committed if one is named; None if `jax.dlpack.from_dlpack` must be asked."""
+    address, (_, bits, _) = tensor.data_ptr, tensor.dtype
+    if not address or address % 64 or not tensor.is_host or bits < 8:
+        return None
+    if bits >= 64 and tensor.dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
+        return None
+    take, make = _functions()
+    if take is None:
+        return None
+    try:
+        array = take(tensor.__dlpack__(), native_device or DEVICES.preferred_host(), None, None)
     except MemoryError:
         raise
-    except Exception:  # strided, or read-only: said by the other
+    except Exception:  # strided, or read-only: the public function says why
         return None
+    if native_device is not None or make is None:
+        return array
+    return make(array.aval, array.sharding, False, True)(array)
 
 
 def _is_ready(obj: Any) -> bool:
@@ -232,7 +307,7 @@ class JaxAdapter(Adapter):
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _imported)
-    switches = ("config.jax_enable_x64", "config.jax_platforms")
+    switches = ("config.jax_enable_x64", "config.jax_platforms", "config.jax_default_device")
     known_issues = (
         KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits silently where x64 is off, copy=False included",
@@ -240,8 +315,7 @@ class JaxAdapter(Adapter):
             lowers={"narrows_without_x64": _WIDE},
         ),
         _proven(
-            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
-            lowers={"refuses": _UNTAKEN},
+            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'; dlx copies"
         ),
         _proven(
             "is_ready() of an array that was deleted kills the process; dlx asks is_deleted() before it",
@@ -259,9 +333,16 @@ class JaxAdapter(Adapter):
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
-        blocker = self._without_array(obj) or self._without_memory(obj) or self._without_dlpack(obj)
-        graph = (_GRAPH,) if _is_a(obj, "jax.core.Tracer") else ()
-        return Description(functools.partial(self._info, obj), (*(() if blocker is None else (blocker,)), *graph))
+        blocker, device = self._without_array(obj) or self._without_memory(obj), None
+        blockers = [] if blocker is None else [blocker]
+        if blocker is None or blocker.resolution is not None:
+            dtype = self._without_dlpack(obj)
+            if dtype is not None and not (dtype.copies and blockers and blockers[0].copies):
+                blockers.append(dtype)
+            device = DEVICES.known(_first_device(obj)) if blocker is not None else None
+        if _is_a(obj, "jax.core.Tracer"):
+            blockers.append(_GRAPH)
+        return Description(functools.partial(self._info, obj), tuple(blockers), device=device)
 
     def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""
@@ -281,24 +362,24 @@ class JaxAdapter(Adapter):
         return None
 
     def _without_memory(self, obj: Any) -> Blocker | None:
-        """Return why an array has no memory that could be exported, or None."""
+        """Return why an array has no memory that could be exported, or has it on several devices; or None."""
         if obj.is_deleted():
             return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
         if not obj.is_fully_addressable:
             return _refuse("parts of it are in other processes", f"Convert what is in this one: {_PARTS}.", DeviceError)
-        if len(obj.sharding.device_set) > 1:
-            return _refuse(
-                f"it is spread over {len(obj.sharding.device_set)} devices",
-                f"Gather it with jax.device_put(x, jax.devices()[0]), or convert its parts: {_PARTS}.",
-                DeviceError,
-            )
-        (device,) = obj.sharding.device_set
+        device = _first_device(obj)
         if device.platform != "cpu" and DEVICES.known(device) != Device(CUDA, device.local_hardware_id or 0):
             return _refuse(
                 f"it is on {device}, and dlx converts memory of the host and of CUDA",
                 "Move it with jax.device_put(x, jax.devices('cpu')[0]) first.",
                 DeviceError,
             )
+        count = len(obj.sharding.device_set)
+        if count > 1 and obj.is_fully_replicated:
+            return Blocker(f"it is replicated over {count} devices, and its first shard is read", resolution=_shard)
+        if count > 1:
+            fix = f"Convert its parts: {_PARTS}."
+            return Blocker(f"it is spread over {count} devices", fix, resolution=_gathered, copies=True)
         return None
 
     def _without_dlpack(self, obj: Any) -> Blocker | None:
@@ -351,13 +432,16 @@ class JaxAdapter(Adapter):
         narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
         return Capabilities(
-            dtypes=DTYPES.known() - narrows - lowered.get("refuses", frozenset()),
+            dtypes=DTYPES.known() - narrows,
             narrows=narrows,
             device_types=frozenset(kind for kind, there in places if there),
             layouts=Layout.PERMUTED,
             min_alignment=64,
             max_ndim=64,
             keeps_readonly=True,  # jax never writes
+            copies=dict.fromkeys(_UNTAKEN, "copies elements of less than a byte"),
+            home=DEVICES.home(),
+            subbyte="padded",
             empty_extents="leading bytes",
             refusals=_refusals(narrows, "" if DEVICES.has_host() else config.jax_platforms),
             allocates_aligned=64,
@@ -371,17 +455,34 @@ class JaxAdapter(Adapter):
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
             tensor = unmarked(tensor)
-        if tensor.device.id and tensor.device.type == HOST.type:
-            number = DEVICES.host(tensor.device.id).local_hardware_id
-            if tensor.device.id != number:
-                device = Device(HOST.type, number)
-                tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
-        array = _imported(tensor)
-        if array is None:
-            array = self.module().dlpack.from_dlpack(tensor)
+        if tensor.device == HOST:
+            array = _imported(tensor)
+            return self._from_dlpack(tensor, DEVICES.preferred_host(), False) if array is None else array
+        preferred, device = DEVICES.preferred(), self._device_of(tensor)
+        return self._from_dlpack(tensor, device, device != preferred)
+
+    def load_on(self, tensor: Tensor, committed: bool) -> Any:
+        if tensor.readonly and not self.lowered.get("hears_readonly", True):
+            tensor = unmarked(tensor)
+        return self._from_dlpack(tensor, self._device_of(tensor), committed)
+
+    def is_committed(self, obj: Any) -> bool:
+        return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
+
+    @staticmethod
+    def _device_of(tensor: Tensor) -> Any:
+        device = tensor.device
+        return DEVICES.host(device.id) if device.type == HOST.type else DEVICES.to_native(device)
+
+    def _from_dlpack(self, tensor: Tensor, native_device: Any, committed: bool) -> Any:
+        """Return an array on the device of jax that has the tensor's memory."""
+        if tensor.is_host and tensor.device.id != native_device.local_hardware_id:
+            device = Device(HOST.type, native_device.local_hardware_id)
+            tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
+        array = self.module().dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
-        return array
+        return array if committed else _uncommitted(array)
 
     # ---- inside jax -------------------------------------------------------------------------------------------------
 
@@ -399,10 +500,7 @@ _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", Tr
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
     """Return (reason, fix) for what jax has and does not take; `platforms` are set where the host is not among them."""
-    found = {
-        name: (f"jax has {name} and takes none from others", "Convert wider values and call .astype there.")
-        for name in _UNTAKEN
-    }
+    found = {}
     for name in narrows:
         found[name] = f"jax would narrow {name} to {DType(name).bits // 2} bits, since x64 is off", _X64_ON
     if platforms:
@@ -415,6 +513,22 @@ def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, s
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
     return Blocker(because, fix, error, no_copy=no_copy)
+
+
+def _first_device(obj: Any) -> Any:
+    """Return the device of an array, or of its first shard."""
+    devices = obj.sharding.device_set
+    (device,) = devices if len(devices) == 1 else _shard(obj).sharding.device_set
+    return device
+
+
+def _shard(obj: Any) -> Any:
+    """Return the first shard of an array: all of it if it is replicated."""
+    return obj.addressable_data(0)
+
+
+def _gathered(obj: Any) -> Any:
+    return sys.modules["jax"].device_put(obj, _first_device(obj))
 
 
 def _place_of(obj: Any, native_device: Any) -> Device | None:

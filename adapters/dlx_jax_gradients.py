@@ -66,6 +66,22 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     return results, lambda gradients: _pulled(pull, results, which, gradients)
 
 
+def _held(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Return results on the device of the operands if one of these is committed, without a copy if they are there."""
+    devices = {each.device for each in operands if isinstance(each, sys.modules["jax"].Array) and _is_held(each)}
+    return sys.modules["jax"].device_put([*results], devices.pop()) if len(devices) == 1 else [*results]
+
+
+def _held_gradients(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Return gradients, some of them None, as `_held` does."""
+    there = iter(_held([each for each in gradients if each is not None], operands))
+    return [None if each is None else next(there) for each in gradients]
+
+
+def _is_held(array: Any) -> bool:
+    return not _is_tracked(array) and array.committed and len(array.sharding.device_set) == 1
+
+
 def _record(dtypes: DTypes, operation: Operation, arrays: Sequence[Any]) -> Any:
     operation, states = operation.replayable()
     results = _recorded(dtypes, operation, states)(*arrays)
@@ -78,7 +94,7 @@ def _recorded(dtypes: DTypes, operation: Operation, states: int) -> Any:
 
     def run(*operands: Any) -> Any:
         if not any(map(_is_tracked, operands)):
-            return operation(_arrays(operands))
+            return _held(operation(_arrays(operands)), operands)
         like = [
             jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(operands)
         ]
@@ -91,6 +107,7 @@ def _recorded(dtypes: DTypes, operation: Operation, states: int) -> Any:
             results, pullback = recorded(*operands), None
         else:
             results, pullback = operation.vjp(_arrays(operands), wanted)
+            results = _held(results, operands)
         state = list(results[len(results) - states :])
         return results, (operands, state, jax.tree_util.Partial(lambda: (wanted, pullback)))
 
@@ -100,7 +117,7 @@ def _recorded(dtypes: DTypes, operation: Operation, states: int) -> Any:
         zero = jax.custom_derivatives.SymbolicZero
         own = _conjugates(each if type(each) is not zero and _is_differentiable(each) else None for each in gradients)
         if pullback is not None and not any(map(_is_tracked, own)):
-            return tuple(_conjugates(pullback(own)))
+            return tuple(_held_gradients(_conjugates(pullback(own)), operands))
         derived, given = operation.derivative(own, wanted, state)
         found = iter(_conjugates(_record(dtypes, derived, (*operands, *given))))
         pairs = zip(operands, wanted, strict=True)

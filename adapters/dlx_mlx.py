@@ -23,6 +23,7 @@ from dlx.adapter import (
     Adapter,
     Capabilities,
     Device,
+    Devices,
     DTypes,
     FastPath,
     GradSupport,
@@ -61,6 +62,12 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     return results, pullback
 
 
+def _device(native_device: Any) -> Device:
+    """Return the device of an `mlx.core.Device` or `mlx.core.DeviceType`."""
+    kind = getattr(native_device, "type", native_device)
+    return Device({"cpu": "cpu", "gpu": "metal"}[kind.name])
+
+
 class MlxAdapter(Adapter):
     """mlx.core.array."""
 
@@ -70,6 +77,7 @@ class MlxAdapter(Adapter):
     types = ("mlx.core.array",)
     namespaces = ("mlx.core",)
     dtypes = DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})
+    devices = Devices(_device)
     fast_path = FastPath(types=types, export=_export)
     gradients = GradSupport(lambda array: False, _is_differentiable, _vjp)
 

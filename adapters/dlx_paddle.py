@@ -44,6 +44,12 @@ _GRAD = Blocker("it requires gradients, which would be lost", "", ConversionErro
 _SPARSE = Blocker("it is sparse", "Call .to_dense() first.", LayoutError, no_copy=True)
 
 
+def _device(place: Any) -> Device:
+    """Return the device of a `Place`, as tensors have them, or of `CPUPlace` and the like: they differ in methods."""
+    kind, _, number = str(place).removeprefix("Place(").rstrip(")").partition(":")
+    return Device({"cpu": "cpu", "gpu": "cuda", "gpu_pinned": "cuda_host"}[kind], int(number or 0))
+
+
 class PaddleAdapter(Adapter):
     """paddle.Tensor, and parameters."""
 
@@ -53,7 +59,7 @@ class PaddleAdapter(Adapter):
     namespaces = ("paddle",)
     display_name = "tensor"
     dtypes = DTypes(package, _DTYPES)
-    devices = ReportedDevices()
+    devices = ReportedDevices(_device)
     moves = False  # cpu() would say that the result needs gradients, without a way back
     fast_path = FastPath(
         types=types,

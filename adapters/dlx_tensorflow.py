@@ -3,11 +3,12 @@
 Versions: 2.21 and later. Devices: the host; tensors on a GPU leave. Dtypes: bool, (u)int8 to 64, float16, bfloat16,
 float32, float64, complex64 and 128.
 Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: what is strided
-otherwise or less aligned, of which tensorflow dies, and read-only memory.
+otherwise or less aligned, of which tensorflow dies.
 Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
 sparse and ragged tensors.
 
-Tensors are constant, and memory that is shared with one must not be written to while it lives.
+Tensors are constant: read-only memory is shared, and memory that is shared must not be written to while a tensor of it
+lives. Only `tf.raw_ops.InplaceAdd`, `InplaceSub` and `InplaceUpdate` write to constants, those of tensorflow included.
 Gradients: functions of tensorflow are differentiated for others (`dlx.using` with ``grad=True``). A gradient tape does
 not follow what leaves; `dlx.using` refuses what one watches, `dlx.convert` does not ask.
 """
@@ -33,6 +34,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     look_up,
+    unmarked,
 )
 from dlx.errors import DTypeError, LayoutError
 
@@ -46,11 +48,17 @@ _OTHERS = {
 
 
 class _Devices(ReportedDevices):
+    def from_native(self, native_device: Any) -> Device:
+        kind, _, number = str(native_device).rpartition("device:")[2].partition(":")
+        return Device({"CPU": "cpu", "GPU": "cuda"}[kind], int(number or 0))
+
     def of(self, obj: Any) -> Device | None:
         found = super().of(obj)
         if found is None:  # a variable, whose value is not read for that; ".../device:GPU:0"
-            kind, _, number = getattr(obj, "device", "").rpartition("device:")[2].partition(":")
-            found = Device("cpu") if kind == "CPU" else Device("cuda", int(number)) if kind == "GPU" else None
+            try:
+                found = self.from_native(getattr(obj, "device", ""))
+            except (KeyError, ValueError):
+                found = None
         return found
 
 
@@ -137,9 +145,11 @@ class TensorFlowAdapter(Adapter):
         return super().export(obj)  # tensorflow takes no stream: it waits itself
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, allocates_aligned=64)
+        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True, allocates_aligned=64)
 
     def load(self, tensor: Tensor) -> Any:
+        if tensor.readonly:  # a legacy capsule, the only kind that it takes, cannot say that
+            tensor = unmarked(tensor)
         return self.module().experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 

@@ -67,6 +67,10 @@ _GRAD = Blocker("it requires gradients, which would be lost", "", ConversionErro
 _BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.", LayoutError)
 
 
+def _device(native_device: Any) -> Device:
+    return _HOST if native_device.is_cpu else Device("cuda", native_device.ordinal)
+
+
 class WarpAdapter(Adapter):
     """warp.array."""
 
@@ -74,7 +78,7 @@ class WarpAdapter(Adapter):
     install = "pip install warp-lang"
     types = ("warp.array",)
     dtypes = _DTYPES
-    devices = ReportedDevices()
+    devices = ReportedDevices(_device)
     fast_path = FastPath(types=types, export=_export, guards=(Guard("requires_grad", _GRAD),))
     gradients = GradSupport(lambda array: bool(array.requires_grad))
 

@@ -74,6 +74,7 @@ RARE int may_copy(py_route* r, PyObject* obj) {
 /* Where the options, or the route, ask more than what framework it is of. Owns, Errors: as
  * py_fast_path_same. */
 RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
+  if (options & r->leaves & DLX_NAMES_DEVICE) return NULL;
   if (options & DLX_COPIES)
     return options & DLX_DETACHES || !may_copy(r, obj) ? NULL : Py_NewRef(obj);
   int asks = r->is_examined || (options & DLX_HOST_ONLY && !r->is_host_only);

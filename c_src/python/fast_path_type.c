@@ -55,7 +55,7 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
   }
   if (name == device_name) { /* arrays of devices are moved by the Python path */
     int is_host = value != Py_None && names_host(value);
-    if (is_host) *options |= DLX_EXAMINES | DLX_HOST_ONLY;
+    if (is_host) *options |= DLX_EXAMINES | DLX_HOST_ONLY | DLX_NAMES_DEVICE;
     return is_host || value == Py_None;
   }
   return 0;

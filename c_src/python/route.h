@@ -228,7 +228,8 @@ enum {
   DLX_DETACHES = 16,  /* detach=True: an array that requires gradients is exported without them */
   DLX_HOST_ONLY = 32, /* arrays in device memory are left to Python */
   DLX_UNMARKS = 64,   /* readonly="share": a consumer that cannot say read-only writes to it */
-  DLX_VIEWS = 128     /* lazy=True: of containers; no function that takes options is given it */
+  DLX_VIEWS = 128,    /* lazy=True: of containers; no function that takes options is given it */
+  DLX_NAMES_DEVICE = 256 /* device= says the host */
 };
 
 /* Among the incompatibilities that a copy resolves: the array is in device memory, which is handed

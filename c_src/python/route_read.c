@@ -169,6 +169,7 @@ enum {
   STORAGE,
   IS_NARROW,
   ALWAYS_COPIES,
+  IS_PLACED,
   ACCEPTS,
   FIELDS
 };
@@ -178,7 +179,7 @@ static const char* const names[FIELDS] = {
     "producer",     "fields",       "produces_on", "consumes_on",   "target",      "imports",
     "load",         "copy",         "ready",       "guards",        "quick",       "switches",
     "states",       "detach",       "owner",       "start",         "nbytes",      "dtype",
-    "confirmed",    "storage",      "is_narrow",   "always_copies", "accepts"};
+    "confirmed",    "storage",      "is_narrow",   "always_copies", "is_placed",   "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -213,6 +214,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   r->is_narrow = field[IS_NARROW] == Py_True;
   if (r->is_narrow) r->leaves = DLX_COPIES;
   if (field[ALWAYS_COPIES] == Py_True) r->leaves = DLX_COPIES | DLX_SHARES;
+  if (field[IS_PLACED] == Py_True) r->leaves |= DLX_NAMES_DEVICE;
   r->is_managed = field[IS_MANAGED] == Py_True;
   r->is_borrowed = field[IS_BORROWED] == Py_True;
   r->is_immutable = field[IS_IMMUTABLE] == Py_True;

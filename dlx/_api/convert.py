@@ -62,7 +62,9 @@ def convert(
     device
         Where the result shall be: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, `dlx.Device`. None: where it is, if the target
         can hold it there, else the target's default device. Beats the device of `like`. ``"cpu"`` is any host
-        device of the target, ``"cpu:1"`` its second one, where it has several (jax); one device has any number.
+        device of the target, ``"cpu:1"`` its second one, where it has several (jax); one device has any number. The
+        device objects of frameworks (``x.device``) are taken. A jax array is committed to a device that is named here;
+        with None it is uncommitted, on jax's default device, as `jax.numpy.asarray` gives it.
     copy
         None: share if possible, copy if needed. False: share or raise. True: fresh memory, always.
     readonly

@@ -116,6 +116,9 @@ class Device(Shown, tuple[int, int]):
             elif id is not None:
                 raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
             if name not in _DEVICE_TYPES or (number and not _is_id(number)):
+                found = _from_native("devices", device) if id is None and "/" in device else None  # of tensorflow
+                if found is not None:
+                    return tuple.__new__(cls, found)
                 known = f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
                 fix = _ALIASES.get(name.lower()) or did_you_mean(name, _DEVICE_TYPES) or known
                 raise DeviceNameError(f"there is no device {device!r}", fix=fix)

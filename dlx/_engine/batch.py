@@ -45,7 +45,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 
-__all__ = ["Batch", "Transfer", "convert_tree"]
+__all__ = ["Batch", "Transfer", "convert_tree", "not_writable"]
 
 
 class Transfer:
@@ -65,6 +65,7 @@ class Transfer:
         "said",
         "source",
         "tensor",
+        "written",
     )
 
     def __init__(self, obj: Any, source: Adapter) -> None:
@@ -79,6 +80,7 @@ class Transfer:
         self.owned: Tensor | None = None  # consumed from the producer
         self.deferred: Any = None  # the result, of what is computed later
         self.known: ArrayInfo | None = None  # of `info`, once it was asked
+        self.written = False  # whether what gets the result writes to it
 
     def info(self) -> ArrayInfo:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
@@ -105,7 +107,7 @@ class Transfer:
         if tensor is not None:
             return marked(tensor, source) if source.immutable else tensor
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
-            return None if self.needs_export else _abstract_copy(self.info(), source)
+            return None if self.needs_export else _abstract_copy(self.info(), source, self.found)
         said, needs_export = self.said, self.needs_export
         try:
             if before.steps:
@@ -148,8 +150,9 @@ class Transfer:
         return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
 
 
-def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
-    if info.shape is None or info.dtype is None or info.device is None:
+def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Tensor | None:
+    device = info.device or found
+    if info.shape is None or info.dtype is None or device is None:
         return None  # only a conversion could tell
     try:
         stated = source.capabilities()
@@ -159,7 +162,13 @@ def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
         raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
     address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
+    return native.tensor_new(address, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None)
+
+
+def not_writable() -> ReadOnlyError:
+    """Return the error for a read-only array that a function is declared to write to."""
+    reason = "the function writes to it (writes=), and it is read-only"
+    return ReadOnlyError(reason, fix="Pass an array that can be written to.")
 
 
 class Batch:
@@ -192,6 +201,7 @@ class Batch:
         "results",
         "sources",
         "to",
+        "written",
     )
 
     def __init__(
@@ -212,6 +222,7 @@ class Batch:
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
+        self.written: frozenset[int] = frozenset()  # numbers of the arrays that the caller of `run` writes to
 
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call; each pair of streams is ordered once for all arrays."""
@@ -291,6 +302,10 @@ class Batch:
             borrowed = None if borrow is None else borrow(obj, self.to, brief)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i])
+                self._transfers[i].written = i in self.written
+            elif i in self.written and borrowed.readonly:
+                error = not_writable().complete(source=type_name(type(obj)), target=self.request.target.name)
+                self._fail(error, i)
             elif borrowed is obj:
                 self.results[i] = obj
             else:
@@ -402,6 +417,8 @@ class Batch:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
         transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
+        if transfer.written and transfer.tensor.readonly and not before.copies:
+            raise not_writable()
         kept = as_it_is(transfer.tensor, before, source, self.request)
         transfer.decision = self.decided(transfer, transfer.tensor) if kept is None else kept
 
@@ -462,7 +479,7 @@ class Batch:
                 shared = not transfer.before.copies and is_read_in_place(transfer.decision.steps)
                 tensor = transfer.owned = ownership.consume(transfer.obj, tensor, shared)
             consumed = True
-            return execute(transfer.decision.steps, tensor, transfer.readiness, source, target, self.sync)
+            return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
         except BaseException as error:
             tensor = None
             if not consumed and isinstance(error, Exception):

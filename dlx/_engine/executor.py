@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from dlx._core import cuda, native
@@ -11,8 +12,8 @@ from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.planner import Request
 from dlx._engine.streams import Readiness, Synchronization
-from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import DlxError
 
@@ -132,7 +133,7 @@ def execute(
     tensor: Tensor,
     readiness: Readiness,
     source: Adapter,
-    target: Target,
+    request: Request,
     sync: Synchronization,
 ) -> Any:
     """Run the steps that come after an array's export, and load the result.
@@ -143,8 +144,8 @@ def execute(
         Of `planner.decide`.
     tensor, readiness
         The exported array, which is this function's from now on, and when it is ready.
-    source, target
-        The adapter of the array, and the consumer.
+    source, request
+        The adapter of the array, and the options of the call.
     sync
         Gives the stream synchronization of the call.
 
@@ -153,7 +154,9 @@ def execute(
     array
         An array of the target framework.
     """
+    target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
+    load = adapter.load if request.device is None else partial(adapter.load_on, committed=request.committed)
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     last = steps[-1] if steps else None
     for step in steps:
@@ -186,9 +189,9 @@ def execute(
             dtype = tensor.dtype
             tensor = native.tensor_view(tensor, step.dtype, None, tensor.flags & ~SUBBYTE_PADDED, None)
     if tensor.is_host or not cuda.is_cuda(tensor.device):
-        array = adapter.load(tensor)
+        array = load(tensor)
     else:
         tensor = sync().for_consumer(source, tensor, readiness)
         with adapter.devices.activate(tensor.device):
-            array = adapter.load(tensor)
+            array = load(tensor)
     return array if dtype is None else adapter.dtypes.viewed(array, dtype)

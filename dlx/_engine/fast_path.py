@@ -175,6 +175,8 @@ class Route:
     """The target takes more than `accepts`; what is not accepted, and ``copy=True``, are left to Python."""
     always_copies: bool = False
     """The target copies whatever it imports; what ``copy=`` asks for is left to Python."""
+    is_placed: bool = False
+    """The target knows whether a call named a device: those that do are left to Python."""
     accepts: int = 0
     """The address of the dlx_capabilities of what may be handed over, which are copied."""
     struct: Any = None
@@ -278,6 +280,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         storage=_storage(target),
         is_narrow=target.varies or (taken is not None and taken.takes is not None) or copies not in (True, False),
         always_copies=copies is True,
+        is_placed=adapter.places,
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )
@@ -297,7 +300,7 @@ def _like(kind: type, source: Adapter | None) -> Route | None:
     if source is None or given is None or not takes_fast_path(source, kind):
         return None
     target = registry.ready(source)
-    if target is None or target is not registry.target(source.name):
+    if target is None or target is not registry.target(source.name) or source.places:
         return None
     return Route(
         like=sys.intern(source.name),

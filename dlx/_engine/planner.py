@@ -46,6 +46,7 @@ class Request(NamedTuple):
     """The options of one call, checked.
 
     `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
+    `committed`: whether the result must stay on `device`, see `Adapter.load_on`.
     """
 
     target: Target
@@ -55,6 +56,7 @@ class Request(NamedTuple):
     detach: bool = False
     stream: Any = None
     later: bool = True
+    committed: bool = True
 
 
 class Decision(NamedTuple):
@@ -110,7 +112,7 @@ def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any
         If a blocker cannot be resolved, or the options forbid it.
     """
     if is_inside(obj, source, request.target):
-        decided = _inside(source, blockers, info, request)
+        decided = _inside(obj, source, blockers, info, request)
         if decided is not None:
             return decided
     steps = tuple(_resolution(blocker, info, request) for blocker in blockers)
@@ -131,7 +133,7 @@ def deferred(obj: Any, source: Adapter, request: Request) -> Any:
     map_chunks = source.map_chunks
     if map_chunks is None or request.target.name in _OURS or is_inside(obj, source, request.target):
         return None
-    target, device, copy, readonly, detach, stream, _ = request
+    target, device, copy, readonly, detach, stream, *_ = request
     if stream is not None:
         why = "its chunks are converted when they are computed, on streams of their own"
         raise StreamError(why, option=(("stream", None),))
@@ -169,7 +171,7 @@ def _refusal(blocker: Blocker) -> Exception:
     return blocker.error(blocker.because, fix=blocker.fix)
 
 
-def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision | None:
+def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision | None:
     """Decide about an array that is in the target framework already: it stays as it is, unless an option changes it.
 
     `readonly` has no effect here. None where dlx must move or copy it.
@@ -188,6 +190,8 @@ def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: 
         )
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
+    if wanted is not None and request.committed and not source.is_committed(obj):
+        return None  # the result is an array of the same memory that stays there
     if wanted is not None and not is_at(info().device, wanted):
         return _moved_inside(source, blockers, info(), request, steps, own_copies and source.moves)
     if request.copy:
@@ -248,7 +252,7 @@ def as_it_is(
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.capabilities.copies)
+        and not (target.varies or target.capabilities.copies is True or target.capabilities.home is not None)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
         and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
@@ -363,7 +367,9 @@ class _Decider:
         """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
         request, device = self.request, self.tensor.device
         accepted = self.target.capabilities.device_types
-        wanted = request.device
+        wanted, home = request.device, self.target.capabilities.home
+        if wanted is None and home is not None and request.copy is not False and self._is_plain_host(device):
+            wanted = home
         if wanted is None and accepted is not None and device.type not in accepted:
             wanted = self._nearest(device, accepted)
         if wanted is not None and not is_at(device, wanted):
@@ -377,6 +383,11 @@ class _Decider:
         if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
             reason = f"host memory has no stream, found stream={safe_repr(request.stream)}"
             raise StreamError(reason, option=(("stream", None),))
+
+    @staticmethod
+    def _is_plain_host(device: Device) -> bool:
+        """Return whether the host reads the memory, and no number of a host device was chosen for it."""
+        return host_readable(device) and not (device.type == HOST.type and device.id)
 
     def _relabel(self, device: Device, why: str) -> None:
         self.relabel = device
@@ -412,7 +423,8 @@ class _Decider:
         if is_cuda(device) and is_cuda(wanted) and not one_run:
             why, here = f"made compact on {device}, devices copy runs to each other", Device(lib.kDLCUDA, device.id)
             self.copies.append(Copy("copy", why, tensor.nbytes, device=here, keep_order=self.keep_order))
-        why = f"from {device} to {wanted}"
+        named = "" if self.request.device is not None else f", the default device of {target.name}"
+        why = f"from {device} to {wanted}{named if wanted == target.capabilities.home else ''}"
         self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
 
     # ---- copies -----------------------------------------------------------------------------------------------------

@@ -81,19 +81,20 @@ def request_of(
         raise _not_among("errors", errors, ERRORS)
     if type(device) is int:  # as torch and cupy count their devices
         device = Device("cuda", device)
-    wanted = None if device is None else Device(device)
+    wanted, committed = None if device is None else Device(device), True
     if like is None:
         target = registry.target(to)
     else:
-        target, place = _as(like)
-        wanted = wanted or place
+        target, place, held = _as(like)
+        if wanted is None:
+            wanted, committed = place, held
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
     elif wanted == HOST and (type(device) is Device or _is_native(device, target)):
         native.add_host(device)  # the fast path knows it from now on
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
-    return Request(target, wanted, copy, readonly, detach, stream)
+    return Request(target, wanted, copy, readonly, detach, stream, committed=committed)
 
 
 def _is_native(device: Any, target: Target) -> bool:
@@ -134,8 +135,8 @@ def _host_device(target: Target, wanted: Device) -> Device:
         raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
-def _as(like: Any) -> tuple[Target, Device | None]:
-    """Return the framework and the device of an example."""
+def _as(like: Any) -> tuple[Target, Device | None, bool]:
+    """Return the framework and the device of an example, and whether it is committed to that."""
     known = registry.producer(like)
     target = registry.ready(known) if known is not None else None
     if target is None:
@@ -144,9 +145,10 @@ def _as(like: Any) -> tuple[Target, Device | None]:
             fix="Give an array of the target, or to=.",
         )
     info = array_info(like)
-    if info.device is None and info.shape is not None:
+    device = info.device or (known.devices.of(like) if known is not None else None)
+    if device is None and info.shape is not None:
         raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
-    return target, info.device
+    return target, device, known is None or known.is_committed(like)
 
 
 def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:

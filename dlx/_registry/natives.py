@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from dlx._core import types
@@ -16,7 +17,9 @@ __all__ = ["Device", "DType"]
 def _from_native(part: str, obj: Any) -> Any:
     """Return the dtype or device (`part` is ``"dtypes"`` or ``"devices"``) that an object is, or None."""
     module = module_of(obj if isinstance(obj, type) else type(obj))
-    for adapter in registry.of_package(module):
+    for adapter in registry.imported() if isinstance(obj, str) else registry.of_package(module):
+        if part == "devices" and not adapter.devices.reads_natives:
+            continue
         try:
             found = getattr(adapter, part).from_native(obj)
         except (DlxError, MemoryError):
@@ -25,8 +28,24 @@ def _from_native(part: str, obj: Any) -> Any:
             continue
         if found is not None:
             return found
-    number = getattr(obj, "device_id", None) if part == "devices" and next(packages(module)) == "cuda" else None
-    return Device("cuda", number) if isinstance(number, int) else None  # one of cuda.core
+    if part != "devices":
+        return None
+    root = next(packages(module))
+    number = getattr(obj, "device_id", None) if root == "cuda" else None
+    return Device("cuda", number) if isinstance(number, int) else _of_namespace(root, obj)  # one of cuda.core
+
+
+def _of_namespace(root: str, obj: Any) -> Device | None:
+    """Return where arrays are on a device of a module of the array API; None if it is no such device."""
+    module: Any = sys.modules.get(root)
+    if not hasattr(module, "__array_namespace_info__"):
+        return None
+    try:
+        return Device(tuple(module.empty(0, device=obj).__dlpack_device__()))
+    except MemoryError:
+        raise
+    except Exception:  # it is something else of that package
+        return None
 
 
 types.set_from_native(_from_native)

@@ -112,6 +112,11 @@ class Registry:
             if any(name.startswith(f"{root}.") for name in adapter.dtypes.extension.values()):
                 yield adapter
 
+    def imported(self) -> Iterator[Adapter]:
+        """Give the adapters of all frameworks that are imported."""
+        for root in [root for root in self._loader.plugins if root in sys.modules]:
+            yield from self._loader.need(root).adapters
+
     def load_all(self) -> dict[str, Plugin]:
         """Load every plugin; return them by root package, other names included."""
         self._loader.scan()

@@ -102,7 +102,7 @@ class Target:
         stated = path.takes if path is not None else None
         if stated is None and not self.varies:
             stated = self.capabilities
-        if stated is None:
+        if stated is None or self.capabilities.home is not None:
             return None
         known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
         copies = self.capabilities.copies

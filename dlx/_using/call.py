@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from typing import Any, cast
 
 from dlx._api.convert import convert
+from dlx._api.describe import describe
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import TUPLE, is_plain, kind_of
 from dlx._containers.tree import Tree
@@ -13,7 +14,7 @@ from dlx._core.foreign import derives, type_name
 from dlx._core.native import FastPathFunction
 from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device
-from dlx._engine.batch import Batch
+from dlx._engine.batch import Batch, not_writable
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request, is_inside
 from dlx._protocols.arrow import Column
@@ -112,7 +113,7 @@ class Invocation:
             shorten(error, own=False)
             raise
         self.kept = args[: spec.skipped]
-        self._caller: tuple[Target, Device | None] | None = None
+        self._caller: tuple[Target, Device | None, bool] | None = None
         # Address of what was passed to the function -> (it, the caller's own object).
         self._own: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in self.kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # as above, with keys and children
@@ -153,6 +154,9 @@ class Invocation:
         tree = Passed(root, handler, failures, target.adapter.package)
         if arguments:
             self._declared = self.spec.written(tree)
+            for at, buffer in self.spec.written_buffers(*value):
+                if describe(buffer).readonly:
+                    failures.add(self._not_writable(buffer), at)
         results = [self._shared.get(id(array), array) for array in tree.arrays]
         host = {i for i, array in enumerate(tree.arrays) if id(array) in self._shared}
         # Arrays of the target are passed unchanged, with their graph; `detach` applies to all others.
@@ -178,6 +182,12 @@ class Invocation:
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
+        if self._declared:
+            batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
+            for i in set(range(len(results))).difference(some):
+                array = tree.arrays[i]
+                if id(array) in self._declared and id(array) not in self._shared and describe(array).readonly:
+                    failures.add(self._not_writable(array), tree.path(i))
         if arguments:
             self._last = tree, batch
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
@@ -208,10 +218,16 @@ class Invocation:
             self._containers[id(new)] = (new, own, keys, [columns.get(id(child), child) for child in children])
         return made if isinstance(what, Container) else made[0]
 
-    def _results_in(self) -> tuple[Target, Device | None] | None:
-        """Return the framework of the results, and its device; None: results are not converted."""
+    def _not_writable(self, array: Any) -> DlxError:
+        return not_writable().complete(source=type_name(type(array)), target=self.request.target.name)
+
+    def _results_in(self) -> tuple[Target, Device | None, bool] | None:
+        """Return the framework of the results, their device, and whether they are committed to it, as an argument is.
+
+        None: results are not converted.
+        """
         if self.spec.returns is not None:
-            return registry.target(self.spec.returns), None
+            return registry.target(self.spec.returns), None, True
         inside = self.request.target
         others = {id(source): source for source, array, _ in self._seen if not is_inside(array, source, inside)}
         if len(others) != 1:
@@ -220,14 +236,14 @@ class Invocation:
         target = registry.ready(adapter)
         if target is None:
             return None
-        devices = set()
-        for source, array, on_host in self._seen:
-            if source is adapter:
-                devices.add(HOST if on_host else device_of(adapter, array))
+        arrays = [(array, on_host) for source, array, on_host in self._seen if source is adapter]
+        held_there = [pair for pair in arrays if adapter.is_committed(pair[0])]
+        committed = bool(held_there)
+        devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)
         held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
         # Results go to the device of its own arrays, unless the framework can be given nothing there.
-        return target, device if device is None or held is None or device.type in held else None
+        return target, device if device is None or held is None or device.type in held else None, committed
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
@@ -240,9 +256,10 @@ class Invocation:
             return value
         request = None
         if self._caller is not None:
-            target, device = self._caller
+            target, device, committed = self._caller
             detach = self.request.detach and (self._recorded is None or not self.spec.lazy)
-            request = Request(target, device, detach=detach, readonly=self.request.readonly)
+            readonly = self.request.readonly
+            request = Request(target, device, detach=detach, readonly=readonly, committed=committed)
             if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
                 known = [(new, self._mine(new)) for new, _ in self._own.values() if self._stays(new)]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
@@ -293,6 +310,8 @@ class Invocation:
     def _fast_path(self, target: Target, device: Device | None) -> tuple[FastPathFunction | None, Any]:
         """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
         if device not in (None, HOST) or target.adapter.fast_path is None or registry.target(target.name) is not target:
+            return None, None
+        if device is not None and target.adapter.places:
             return None, None
         return cast("FastPathFunction", convert), target.name
 

@@ -62,7 +62,7 @@ def using(
     answer
         The same: another name of `returns`.
     writes
-        Names of parameters whose arrays the function writes to in place; of a function without a signature, as many
+        Names of parameters whose arrays the function writes to in place; read-only ones are refused. Of a function without a signature, as many
         built-in ones are, names of keywords, and numbers of positional arguments.
     detach
         Whether the function may lose the gradients of its arguments. None: an argument whose framework records what
@@ -95,8 +95,8 @@ def using(
     ConversionError
         By the function, if its framework, or its caller's, has no gradients for others.
     ReadOnlyError
-        By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
-        back.
+        By the function: before it runs, if an array in `writes` is read-only; after that, if it wrote to an array that
+        had to be copied, and that cannot be written back.
     DlxError
         By the function, as `convert`; paths begin with the parameter's name.
 

@@ -53,7 +53,8 @@ class Specialization:
     """
 
     __slots__ = (
-        *("_last", "_looked", "_options", "_others", "_recorded", "_spec", "_to", "_types", "generation", "is_idle"),
+        *("_arrays", "_last", "_looked", "_options", "_others", "_placing", "_recorded", "_spec", "_to", "_types"),
+        *("generation", "is_idle"),
     )
 
     def __init__(
@@ -67,10 +68,17 @@ class Specialization:
         generation: int,
     ) -> None:
         self._recorded = recorded
-        self.generation, self.is_idle = generation, not others and not looked and to is None
+        # Numbers of the arrays, if the function may write to one.
+        self._arrays = (
+            [i for i, kind in enumerate(types) if isinstance(what_is(kind), Adapter)] if call.spec.writes else []
+        )
+        self.generation, self.is_idle = generation, not (others or looked or self._arrays) and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
+        # The adapter of the caller's arrays, if results are as committed as these are.
+        source = what_is(types[others[0]]) if others and to is not None and device is not None else None
+        self._placing = source if isinstance(source, Adapter) and source.places else None
         # The type of the last result, and whether results of that type are returned as they are.
         self._last: tuple[type | None, bool] = None, False
 
@@ -95,6 +103,8 @@ class Specialization:
         for i, source in self._recorded:
             if tracked(source, values[i]):
                 return None
+        if self._arrays and not self._may_write(values, [*options]):
+            return None
         if not self._others:
             return values
         passed = [*values]
@@ -106,6 +116,16 @@ class Specialization:
             root, path = self._spec.place(i) if i < first else (names[i - first], ())
             error.complete(root=root, path=path)
             raise
+
+    def _may_write(self, values: tuple[Any, ...], names: list[str]) -> bool:
+        """Return whether all arrays that the function is declared to write to are known to be writable."""
+        first = len(values) - len(names)
+        for i in self._arrays:
+            if self._spec.is_written(i) if i < first else names[i - first] in self._spec.writes:
+                tensor = _borrow(values[i], "dlx", True)
+                if tensor is None or tensor.readonly:
+                    return False
+        return True
 
     def outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert a result for the caller; NotImplemented for `Invocation`.
@@ -135,10 +155,17 @@ class Specialization:
             return result
         device, readonly, detach = self._options
         try:
+            if self._placing is not None and not self._is_committed(values):
+                parts = [result]
+                return parts[0] if _share(parts, [result], [0], self._to) else NotImplemented
             return convert(result, self._to, device=device, readonly=readonly, detach=detach)
         except DlxError as error:
             error.complete(root="result")
             raise
+
+    def _is_committed(self, values: tuple[Any, ...]) -> bool:
+        """Return whether an array of the caller's is committed, and so is a result."""
+        return self._placing is not None and any(self._placing.is_committed(values[i]) for i in self._others)
 
     def _parts_outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert the arrays in a flat container, all or none; NotImplemented for `Invocation`."""
@@ -146,6 +173,8 @@ class Specialization:
         keys, before = ([*result], [*result.values()]) if is_dict else ([*range(len(result))], [*result])
         parts, own = [*before], {id(new): old for old, new in zip(values, passed, strict=True)}
         if self._spec.lazy or (self._spec.returns is not None and any(id(part) in own for part in before)):
+            return NotImplemented
+        if self._is_committed(values):
             return NotImplemented
         for i, part in enumerate(before):
             what = what_is(type(part))
@@ -201,6 +230,8 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     generation, request = registry.generation, call.request
     if request.device is not None or request.stream is not None:
         return None
+    if call.spec.writes and any(registry.producer(value) is generic.BUFFER for value in values):
+        return None  # it may be read-only in the next call
     types, others, looked, recorded = [type(value) for value in values], [], [], []
     to = call.results_to()
     if to is NotImplemented:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from dlx._containers.tree import Tree
+from dlx._registry.generic import BUFFER
+from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 
 __all__ = ["FunctionSpec", "Place", "tracked"]
@@ -61,13 +64,26 @@ class FunctionSpec:
         root, first = (str(key), ()) if kind else self.place(key + self.skipped)
         return root, (*first, *inside)
 
+    def is_written(self, i: int) -> bool:
+        """Return whether the function is declared to write to a positional argument."""
+        return i in self.writes or self.place(i)[0] in self.writes
+
+    def written_buffers(self, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Give (path in (args, options), argument) of all plain buffers that the function is declared to write to."""
+        if self.writes:
+            chosen: list[tuple[tuple[Any, ...], Any]] = [
+                ((0, i), each) for i, each in enumerate(args) if self.is_written(i + self.skipped)
+            ]
+            chosen += [((1, name), each) for name, each in options.items() if name in self.writes]
+            yield from (pair for pair in chosen if registry.producer(pair[1]) is BUFFER)
+
     def written(self, tree: Tree) -> set[int]:
         """Return the addresses of all arrays of (args, options) in parameters that are declared to be written to."""
         if not self.writes:
             return set()
         (_, args), (_, options) = tree.entries(0)
         numbered = [(i + self.skipped, link) for i, link in tree.entries(args)]
-        chosen = [link for i, link in numbered if i in self.writes or self.place(i)[0] in self.writes]
+        chosen = [link for i, link in numbered if self.is_written(i)]
         chosen += [link for name, link in tree.entries(options) if name in self.writes]
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 

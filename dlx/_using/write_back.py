@@ -8,7 +8,7 @@ from typing import Any
 from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._containers.lookup import kind_of
-from dlx._engine.batch import Batch
+from dlx._engine.batch import Batch, not_writable
 from dlx._engine.executor import adapter_failed
 from dlx._engine.request import array_of, request_of
 from dlx._registry.registry import registry
@@ -54,14 +54,7 @@ class Writes:
     def copied(self, old: Any, new: Any, at: Place, *, declared: bool) -> Any:
         """Register an array that had to be copied; return what to pass to the function."""
         if declared and not _writable(old):
-            raise ReadOnlyError(
-                "the function writes to it (writes=), and it is read-only",
-                source=type(old).__name__,
-                target=self.target.name,
-                root=at[0],
-                path=at[1],
-                fix="Pass an array that can be written to.",
-            )
+            raise not_writable().complete(source=type(old).__name__, target=self.target.name, root=at[0], path=at[1])
         guarded = self._tracking.guarded
         try:
             new = new if guarded is None else guarded(new, declared)

@@ -210,7 +210,19 @@ class DTypes:
 
 @set_module("dlx.adapter")
 class Devices:
-    """The devices of a framework, both ways. The default is a framework that holds host memory only."""
+    """The devices of a framework, both ways. The default is a framework that holds host memory only.
+
+    Parameters
+    ----------
+    read
+        ``read(native_device)`` gives the `Device` of one of the framework's device objects, for `from_native`. None:
+        it has none.
+    """
+
+    _read: Callable[[Any], Device] | None = None
+
+    def __init__(self, read: Callable[[Any], Device] | None = None) -> None:
+        self._read = read
 
     def to_native(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx.
@@ -232,7 +244,12 @@ class Devices:
         DeviceError
             If DLPack has none.
         """
-        return Device(native_device)
+        return Device(native_device) if self._read is None else self._read(native_device)
+
+    @property
+    def reads_natives(self) -> bool:
+        """Whether `from_native` knows objects of the framework."""
+        return self._read is not None or type(self).from_native is not Devices.from_native
 
     def of(self, obj: Any) -> Device | None:
         """Return where an array is, without an export of it; None where that is not known.
@@ -440,6 +457,23 @@ class Adapter:
         If it raises, a capsule that the tensor came from gets its name back; whoever holds the tensor may read it.
         """
         raise NotImplementedError(f"{self.name} cannot be a target")
+
+    def load_on(self, tensor: Tensor, committed: bool) -> Any:
+        """Return an array over a tensor whose device the call names; the default is `load`.
+
+        Override it, and `is_committed`, for a framework that moves arrays to where they are used unless their device
+        was named (jax). `load` then returns an array that may be moved, and this one that may not if `committed`.
+        """
+        return self.load(tensor)
+
+    def is_committed(self, obj: Any) -> bool:
+        """Return whether an array stays on the one device that it is on, wherever it is used; the default is True."""
+        return True
+
+    @property
+    def places(self) -> bool:
+        """Whether the adapter overrides `load_on`."""
+        return type(self).load_on is not Adapter.load_on
 
     # ---- inside the framework -------------------------------------------------------------------------------------
 

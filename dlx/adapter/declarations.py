@@ -95,6 +95,8 @@ class Capabilities:
         Whether it copies whatever it imports: then no memory is shared with it, read-only memory is taken as it is, and
         ``copy=False`` is refused. A mapping names the dtypes that it copies, each with the reason:
         ``{"bool": "packs bools eight to a byte"}``.
+    home
+        Device to which host memory is moved if a call names no device and does not forbid a copy; None: it stays.
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
@@ -121,6 +123,7 @@ class Capabilities:
     max_ndim: int = 64
     keeps_readonly: bool = False
     copies: bool | Mapping[str, str] = False
+    home: Device | None = None
     subbyte: str = "packed"
     null_data: bool = True
     empty_extents: str = "any"

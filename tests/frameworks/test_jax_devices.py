@@ -88,7 +88,10 @@ def fake_jax(driver):
     """A module that is a build of jax with a plugin for CUDA."""
     self = types.ModuleType("jaxbuild")
     self.__version__, self.driver, self.heard, self.numpy = "0.10.2", driver, [], jax.numpy
-    self.dtypes, self.config = jax.dtypes, types.SimpleNamespace(jax_enable_x64=False, jax_platforms=None)
+    self.dtypes, self.config = (
+        jax.dtypes,
+        types.SimpleNamespace(jax_enable_x64=False, jax_platforms=None, jax_default_device=None),
+    )
     self.Array = type("Array", (Array,), {"__module__": "jaxbuild"})
     devices = [Device(self, "gpu", number) for number in range(2)]
     self.local_devices = lambda backend=None: devices if backend in (None, "cuda") else [Device(self, "cpu", 0)]
@@ -209,6 +212,30 @@ def test_moves(cuda, build, np):
     assert dlx.convert(build.computed(), to="jaxbuild", device="cuda:1").device is device
     with pytest.raises(DeviceError, match="cuda:2"):
         dlx.convert(build.computed(), to="jaxbuild", device="cuda:2")
+
+
+def test_host_memory_goes_to_the_default_device(cuda, build, np):
+    """As `jax.numpy.asarray` puts it there, wherever it is aligned; unless the call forbids copies or names a device."""
+    gpus, source = build.local_devices(), np.zeros(N + 64, "uint8")
+    start = -source.ctypes.data % 64
+    for number in (None, 0, 1):
+        build.config.jax_default_device = None if number is None else gpus[number]
+        there = gpus[number or 0]
+        for offset in (0, 1):
+            x = source[start + offset :][:N]
+            plan, made = dlx.plan(x, to="jaxbuild"), dlx.convert(x, to="jaxbuild")
+            assert made.device is there and not cuda.read(there.compute, made.address, N, number or 0)
+            assert plan.outcome == "copied" and plan.device == (2, number or 0)
+            assert "the default device of jaxbuild" in plan.steps[-1].why
+            assert dlx.convert([x, x], to="jaxbuild")[0].device is there
+            assert dlx.stack([x, x], "jaxbuild").device is there
+            assert dlx.convert(x, to="jaxbuild", device="cuda:1").device is gpus[1]
+        x = source[start:][:N]
+        for options in ({"copy": False}, {"device": "cpu"}):
+            kept = dlx.plan(x, to="jaxbuild", **options)
+            assert kept.outcome == "shared" and kept.device == (1, 0)
+    build.config.jax_default_device = build.local_devices("cpu")[0]
+    assert dlx.plan(source[start:][:N], to="jaxbuild").outcome == "shared"
 
 
 def test_what_a_function_in_jax_gets_and_gives(cuda, build, other):

@@ -79,7 +79,7 @@ FRAMEWORKS = (
     Framework(
         "tensorflow", "tensorflow", "m.reshape(m.range(6, dtype=m.float32), [2, 3])",
         dtypes=("bool", *INTS, *FLOATS, "complex64", "complex128", "bfloat16"), refused=("float8_e5m2",),
-        gives_readonly=True,
+        gives_readonly=True, keeps_readonly=True,
     ),
     Framework(
         "array_api_strict", "array_api_strict", "m.reshape(m.arange(6, dtype=m.float32), (2, 3))",
@@ -641,3 +641,46 @@ def test_onnxruntime_values_that_are_no_tensors_are_described():
     assert dlx.convert(value, "onnxruntime", device="cpu") is value
     with pytest.raises(errors.DTypeError, match="no tensor of numbers"):
         dlx.convert(value, "numpy")
+
+
+DEVICES = {
+    "paddle": ("m.ones([1]).place", "m.CPUPlace()"),
+    "mlx.core": ("m.default_device()", "m.cpu"),
+    "warp": ("m.zeros(1, device='cpu').device",),
+    "tensorflow": ("m.ones(1).device", "m.config.list_logical_devices('CPU')[0].name"),
+    "array_api_strict": ("m.ones(1).device", "m.Device('device1')"),
+    "torch": ("m.ones(1).device",),
+    "jax": ("m.numpy.ones(1).device", "m.devices('cpu')[0]", "m.numpy.ones(1).sharding"),
+    "tvm_ffi": ("m.device('cpu', 0)",),
+    "numpy": ("m.ones(1).device",),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices_of_a_framework_are_devices_of_every_verb(name, tmp_path):
+    """`device=` takes what arrays of a framework say of where they are, also before dlx has met the framework."""
+    module = imported(name)
+    file = tmp_path / "x.npy"
+    np.save(file, np.ones(3))
+    for code in DEVICES[name]:
+        device = eval(code, {"m": module})
+        assert dlx.Device(device) == dlx.Device("cpu")
+        with dlx.share(np.ones(3)) as handle:
+            made = (
+                dlx.convert(np.ones(3), to="dlx", device=device),
+                dlx.convert([np.ones(3)], to="dlx", device=device)[0],
+                dlx.stack([np.ones(3)], "dlx", device=device),
+                dlx.attach(handle, "dlx", device=device),
+                dlx.open(file, "dlx", device=device)[""],
+                dlx.using("dlx", device=device)(lambda x: x)(np.ones(3)),
+                dlx.empty(3, "float32", device),
+            )
+        assert all(each.device == dlx.Device("cpu") for each in map(dlx.describe, made))
+        assert dlx.plan(np.ones(3), to="dlx", device=device).device == dlx.Device("cpu")
+
+
+@pytest.mark.parametrize("name", ["foo/bar", "/device:QPU:0", "3", "cpu:x"])
+def test_other_names_are_no_devices(name):
+    """Also if frameworks are imported whose devices are texts."""
+    with pytest.raises(errors.DeviceError, match="there is no device"):
+        dlx.convert(np.ones(3), to="dlx", device=name)
