@@ -266,10 +266,31 @@ def _keeps_memory(kind: Any) -> bool:
 
 
 def _exchange() -> Any:
-    """Return torch's own table, which its subclasses do not carry themselves, or that of `_dlx_torch` over it."""
+    """Return torch's own table, which its subclasses do not carry themselves, with the slots of `_dlx_torch`."""
     import _dlx_torch
 
-    return _dlx_torch.exchange_table(sys.modules["torch"].Tensor.__dlpack_c_exchange_api__, [])
+    _tracing()
+    own = sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
+    return _dlx_torch.lifting_table(_dlx_torch.exchange_table(own, []))
+
+
+@functools.cache
+def _tracing() -> Any:
+    """Return the function that says whether torch traces, or transforms, what this thread makes."""
+    import _dlx_torch
+
+    inner = sys.modules["torch"]._C
+
+    def ask() -> bool:
+        return bool(inner._len_torch_dispatch_stack() or inner._are_functorch_transforms_active())
+
+    _dlx_torch.bind(_lift, ask, int(inner.DispatchKey.FuncTorchDynamicLayerFrontMode))
+    return _dlx_torch.is_tracing
+
+
+def _lift(tensor: Any) -> Any:
+    """Return a tensor as a constant of the graph that torch traces, as `torch.from_numpy` does."""
+    return sys.modules["torch"].ops.aten.lift_fresh.default(tensor)
 
 
 def _guarded(obj: Any, writable: bool) -> Any:
@@ -561,11 +582,17 @@ class TorchAdapter(Adapter):
             allocates_aligned=64,
         )
 
+    def initialize(self) -> None:
+        self.is_tracing = _tracing()
+
     def load(self, tensor: Tensor) -> Any:
-        return sys.modules["torch"].from_dlpack(tensor)
+        array = sys.modules["torch"].from_dlpack(tensor)
+        return _lift(array) if _tracing()() else array
 
     def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
+        if _tracing()():
+            return None  # `load` lifts what dlx allocates
         # Plain memory, whatever mode the caller is in.
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=DEVICES.to_native(device))
