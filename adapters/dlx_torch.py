@@ -300,6 +300,11 @@ def _guarded(obj: Any, writable: bool) -> Any:
         return obj.clone()
 
 
+def _mark_written(obj: Any) -> None:
+    if not obj.is_inference():  # those do not count writes
+        sys.modules["torch"].autograd.graph.increment_version(obj)
+
+
 @functools.cache
 def _guard_function() -> tuple[Any, frozenset[str]] | None:
     """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
@@ -395,7 +400,11 @@ class TorchAdapter(Adapter):
     )
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
     ownership = Ownership(_consume)
-    writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
+    writes = WriteTracking(
+        guarded=_guarded,
+        count=lambda obj: None if obj.is_inference() else int(obj._version),
+        mark_written=_mark_written,
+    )
     gradients = dlx_torch_gradients.support(DTYPES)
     known_issues = (
         _TO_2_9,

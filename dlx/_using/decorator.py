@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from dlx._core.foreign import safe_repr
 from dlx._core.module import set_module
 from dlx._core.tracebacks import public
+from dlx._engine.executor import mark_written
 from dlx._engine.planner import Request
 from dlx._engine.request import check_flags, request_of
 from dlx._registry.registry import registry
@@ -285,11 +286,15 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
                 return function(*args, **options) if options else function(*args)
             passed = simple.inward(values, options)
             if passed is not None:
-                if options:
-                    n = len(args)
-                    result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
-                else:
-                    result = function(*passed)
+                try:
+                    if options:
+                        n = len(args)
+                        result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
+                    else:
+                        result = function(*passed)
+                finally:
+                    for i, source in simple.written:
+                        mark_written(source, values[i])
                 answer = simple.outward(result, values, passed)
                 if answer is NotImplemented:
                     return Invocation(spec, args, options, simple.shared(values, passed)).returned(result)

@@ -37,6 +37,8 @@ class Specialization:
         Of all arguments, positional ones first. They are kept, since their addresses are keys.
     others, looked
         Numbers of the arguments that are arrays of other frameworks, and of those that may be arrays.
+    written
+        Numbers of the arguments that the function is declared to write to, each with its adapter.
     recorded
         Numbers of the arguments whose framework may record them for gradients, each with its adapter.
     to
@@ -47,13 +49,15 @@ class Specialization:
     Attributes
     ----------
     is_idle
-        Whether nothing is converted, in or out.
+        Whether nothing is converted, in or out, and nothing is declared to be written to.
+    written
+        As above.
     generation
         That of the registry; in another one nothing of this holds.
     """
 
     __slots__ = (
-        *("_last", "_looked", "_options", "_others", "_recorded", "_spec", "_to", "_types", "generation", "is_idle"),
+        *("_last", "_looked", "_options", "_others", "_recorded", "_spec", "_to", "_types", "generation", "is_idle", "written"),
     )
 
     def __init__(
@@ -62,12 +66,13 @@ class Specialization:
         types: list[type],
         others: list[int],
         looked: list[int],
+        written: list[tuple[int, Adapter]],
         recorded: list[tuple[int, Adapter]],
         to: Any,
         generation: int,
     ) -> None:
-        self._recorded = recorded
-        self.generation, self.is_idle = generation, not others and not looked and to is None
+        self._recorded, self.written = recorded, written
+        self.generation, self.is_idle = generation, not others and not looked and not written and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
@@ -205,6 +210,8 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     to = call.results_to()
     if to is NotImplemented:
         return None
+    names = [*(call.spec.place(i)[0] for i in range(len(call.args))), *call.options]
+    written = []
     for i in range(len(call.kept), len(values)):
         what = what_is(types[i])
         if what is types[i]:
@@ -212,6 +219,9 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 return None
             looked.append(i)
         elif isinstance(what, Adapter):
+            declared = names[i] in call.spec.writes or (i < len(call.args) and i in call.spec.writes)
+            if declared and what.writes is not None and what.writes.mark_written is not None:
+                written.append((i, what))
             if what is not request.target.source:
                 others.append(i)
             elif request.target.kind not in (None, types[i]):
@@ -221,7 +231,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 recorded.append((i, what))
         elif what is not None:
             return None
-    return Specialization(call, types, others, looked, recorded, to, generation)
+    return Specialization(call, types, others, looked, written, recorded, to, generation)
 
 
 def _guarded(source: Adapter) -> bool:
