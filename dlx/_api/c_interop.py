@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from dlx._api.convert import convert, in_c
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
+from dlx._api.traced import leave_out
 from dlx._containers.lookup import container_of, kind_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
@@ -260,6 +261,9 @@ class borrow:  # noqa: N801
         if held is not None:
             held[1][0] = _EMPTY_STRUCT
             mark_written(kind_of(held[3]), held[3])
+
+
+leave_out(borrow.__init__, "dlx.borrow")
 
 
 def _for_legacy(tensor: Tensor) -> None:
