@@ -2,7 +2,7 @@
 
 Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
 and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
-neg bits, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
+neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
 tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
@@ -69,6 +69,7 @@ _GRAD = Blocker(
     resolution="detach",
     option="detach",
 )
+_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", copies=True)
 _GUARDS = (
     Guard("requires_grad", _GRAD),
     Guard(
@@ -437,6 +438,9 @@ class TorchAdapter(Adapter):
         refused = self._without_memory(obj)
         if refused is not None:
             return Description(info, (refused, *_graph(torch, obj)))
+        if obj._is_zerotensor():
+            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
+            return Description(info, (*blockers, _ZERO), device=HOST if obj.is_cpu else None)
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
@@ -483,8 +487,6 @@ class TorchAdapter(Adapter):
             return _refuse(f"its layout is {kind}, not strided", "Call .to_dense() first.")
         if obj.is_quantized:
             return _refuse("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
-        if obj._is_zerotensor():
-            return _refuse("it is a zero tensor of autograd without data", "Call .clone() on it first.")
         forward = torch.autograd.forward_ad
         if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
             return _refuse(
