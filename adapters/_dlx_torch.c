@@ -1,5 +1,5 @@
-/* torch's guards for dlx's fast callable, asked in C, and its exchange table with a slot of ours
- * for borrowing. Through Python's bindings guards cost more than the rest of a conversion (is_neg()
+/* torch's guards for dlx's fast callable, asked in C, and its exchange table with slots of ours: one
+ * that borrows, and one that makes constants of what enters a graph. Through Python's bindings guards cost more than the rest of a conversion (is_neg()
  * alone releases the GIL and takes it again), and torch's own slot more than what it reads.
  *
  * torch's headers are not needed: the functions called here are declared in them, exported by its
@@ -75,6 +75,8 @@ static int inside(void** handle, const DLTensor* borrowed) {
     if (borrowed->shape[i] == 0) return 1;
     last += (borrowed->shape[i] - 1) * borrowed->strides[i];
   }
+  /* A part of a zero tensor: torch adds the offset to an address that is not there. */
+  if ((int64_t)(uintptr_t)borrowed->data == offset * item) return 0;
   return offset <= INT64_MAX / 32 && last <= INT64_MAX / 64 && (offset + last + 1) * item <= bytes;
 }
 
@@ -86,6 +88,14 @@ static int clear(void* array, const DLTensor* borrowed) {
   return !torch.requires_grad(*slot) && !torch.is_neg(slot) && !torch.is_conj(slot);
 }
 
+/* Find a function of a loaded library; NULL where there is none. */
+static void* found_in(const char* library, const char* name) {
+  void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  void* found = loaded ? dlsym(loaded, name) : NULL;
+  if (loaded) dlclose(loaded); /* torch stays loaded by itself */
+  return found;
+}
+
 PyDoc_STRVAR(
     guard_function_doc,
     "guard_function()\n--\n\n"
@@ -93,9 +103,7 @@ PyDoc_STRVAR(
 
 static PyObject* guard_function(PyObject* module, PyObject* unused) {
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-    void* library = dlopen(wanted[i].library, RTLD_LAZY | RTLD_NOLOAD);
-    void* found = library ? dlsym(library, wanted[i].name) : NULL;
-    if (library) dlclose(library); /* torch stays loaded by itself */
+    void* found = found_in(wanted[i].library, wanted[i].name);
     PY_LOCKED(module)
     if (*wanted[i].function != found) *wanted[i].function = found; /* once: threads read it */
     PY_UNLOCKED();
@@ -182,6 +190,92 @@ static PyObject* exchange_table(PyObject* module, PyObject* args) {
   return is_made ? PyCapsule_New(&table, "dlpack_exchange_api", NULL) : Py_NewRef(capsule);
 }
 
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+static _Bool (*any_modes_set)(_Bool);        /* c10::impl::TorchDispatchModeTLS; of this thread */
+static _Bool (*is_key_included)(uint16_t);   /* c10::impl, of a DispatchKey; of this thread */
+static uint16_t functorch;                   /* the key that each transform of torch.func includes */
+static PyObject *lift, *ask;                 /* functions of `bind`; strong */
+static int (*import_own)(DLManagedTensorVersioned*, void**); /* torch's slot */
+static DLPackExchangeAPI lifting[2];         /* torch's table, and `table`; each is made once */
+
+/* Whether torch traces, or transforms, what this thread makes. GIL: held; may run Python.
+ * Errors: none, 1 where torch fails to say. */
+static int traces(void) {
+  if (any_modes_set && is_key_included) return any_modes_set(0) || is_key_included(functorch);
+  PyObject* answer = ask ? PyObject_CallNoArgs(ask) : NULL;
+  int is_true = answer ? PyObject_IsTrue(answer) : 1;
+  Py_XDECREF(answer);
+  PyErr_Clear();
+  return is_true;
+}
+
+/* torch's slot, and what torch.from_numpy does afterwards: a graph gets a constant. Owns, GIL,
+ * Errors: as torch's slot. */
+static int import(DLManagedTensorVersioned* made, void** out) {
+  int failed = import_own(made, out);
+  if (failed || *out == NULL || !traces()) return failed;
+  PyObject* tensor = *out;
+  *out = PyObject_CallOneArg(lift, tensor);
+  Py_DECREF(tensor);
+  return *out ? 0 : -1;
+}
+
+PyDoc_STRVAR(bind_doc,
+             "bind(lift, ask, key, /)\n--\n\n"
+             "Give `lift(tensor)`, which makes a tensor a constant of the graph; `ask()`, which says "
+             "whether\nthere is one, where torch's libraries lack what is called here; and the number "
+             "of the dispatch key\nof torch.func.");
+
+static PyObject* bind(PyObject* module, PyObject* args) {
+  PyObject *lifts, *asks;
+  unsigned short key;
+  if (!PyArg_ParseTuple(args, "OOH:bind", &lifts, &asks, &key)) return NULL;
+  PY_LOCKED(module)
+  if (lift == NULL) { /* once: threads read it */
+    void* modes = found_in("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
+    void* keys =
+        found_in("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
+    memcpy(&any_modes_set, &modes, sizeof modes);
+    memcpy(&is_key_included, &keys, sizeof keys);
+    functorch = key;
+    ask = Py_NewRef(asks);
+    lift = Py_NewRef(lifts);
+  }
+  PY_UNLOCKED();
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(is_tracing_doc,
+             "is_tracing()\n--\n\n"
+             "Return whether torch traces, or transforms, what this thread makes.");
+
+static PyObject* is_tracing(PyObject* module, PyObject* unused) {
+  return PyBool_FromLong(traces());
+}
+
+PyDoc_STRVAR(lifting_table_doc,
+             "lifting_table(table, /)\n--\n\n"
+             "Return torch's own exchange table, or what `exchange_table` gave, with a slot that "
+             "lifts what it\nmakes while torch traces. After `bind`.");
+
+static PyObject* lifting_table(PyObject* module, PyObject* capsule) {
+  const DLPackExchangeAPI* given = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (given == NULL) return NULL;
+  given = py_exchange_known(&given->header);
+  if (given == NULL || given->managed_tensor_to_py_object_no_sync == NULL)
+    return Py_NewRef(capsule);
+  DLPackExchangeAPI* made = &lifting[given == &table];
+  PY_LOCKED(module)
+  if (made->managed_tensor_to_py_object_no_sync == NULL) {
+    import_own = given->managed_tensor_to_py_object_no_sync;
+    *made = *given;
+    made->managed_tensor_to_py_object_no_sync = import;
+  }
+  PY_UNLOCKED();
+  return PyCapsule_New(made, "dlpack_exchange_api", NULL);
+}
+
 PyDoc_STRVAR(handle_doc,
              "handle(tensor, /)\n--\n\n"
              "Return what is read as the address of the tensor's implementation: torch's _cdata.");
@@ -211,6 +305,9 @@ static PyObject* answers(PyObject* module, PyObject* tensor) {
 static PyMethodDef functions[] = {
     {"guard_function", guard_function, METH_NOARGS, guard_function_doc},
     {"exchange_table", exchange_table, METH_VARARGS, exchange_table_doc},
+    {"bind", bind, METH_VARARGS, bind_doc},
+    {"is_tracing", is_tracing, METH_NOARGS, is_tracing_doc},
+    {"lifting_table", lifting_table, METH_O, lifting_table_doc},
     {"handle", handle, METH_O, handle_doc},
     {"answers", answers, METH_O, answers_doc},
     {NULL, NULL, 0, NULL},

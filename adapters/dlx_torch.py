@@ -2,7 +2,7 @@
 
 Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
 and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
-neg bits, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
+neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
 tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
@@ -69,6 +69,7 @@ _GRAD = Blocker(
     resolution="detach",
     option="detach",
 )
+_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", copies=True)
 _GUARDS = (
     Guard("requires_grad", _GRAD),
     Guard(
@@ -267,10 +268,31 @@ def _keeps_memory(kind: Any) -> bool:
 
 
 def _exchange() -> Any:
-    """Return torch's own table, which its subclasses do not carry themselves, or that of `_dlx_torch` over it."""
+    """Return torch's own table, which its subclasses do not carry themselves, with the slots of `_dlx_torch`."""
     import _dlx_torch
 
-    return _dlx_torch.exchange_table(sys.modules["torch"].Tensor.__dlpack_c_exchange_api__, [])
+    _tracing()
+    own = sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
+    return _dlx_torch.lifting_table(_dlx_torch.exchange_table(own, []))
+
+
+@functools.cache
+def _tracing() -> Any:
+    """Return the function that says whether torch traces, or transforms, what this thread makes."""
+    import _dlx_torch
+
+    inner = sys.modules["torch"]._C
+
+    def ask() -> bool:
+        return bool(inner._len_torch_dispatch_stack() or inner._are_functorch_transforms_active())
+
+    _dlx_torch.bind(_lift, ask, int(inner.DispatchKey.FuncTorchDynamicLayerFrontMode))
+    return _dlx_torch.is_tracing
+
+
+def _lift(tensor: Any) -> Any:
+    """Return a tensor as a constant of the graph that torch traces, as `torch.from_numpy` does."""
+    return sys.modules["torch"].ops.aten.lift_fresh.default(tensor)
 
 
 def _guarded(obj: Any, writable: bool) -> Any:
@@ -278,6 +300,11 @@ def _guarded(obj: Any, writable: bool) -> Any:
         return obj
     with sys.modules["torch"].inference_mode(False):  # inference tensors do not count writes
         return obj.clone()
+
+
+def _mark_written(obj: Any) -> None:
+    if not obj.is_inference():  # those do not count writes
+        sys.modules["torch"].autograd.graph.increment_version(obj)
 
 
 @functools.cache
@@ -375,7 +402,11 @@ class TorchAdapter(Adapter):
     )
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
     ownership = Ownership(_consume)
-    writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
+    writes = WriteTracking(
+        guarded=_guarded,
+        count=lambda obj: None if obj.is_inference() else int(obj._version),
+        mark_written=_mark_written,
+    )
     gradients = dlx_torch_gradients.support(DTYPES)
     known_issues = (
         _TO_2_9,
@@ -408,6 +439,9 @@ class TorchAdapter(Adapter):
         refused = self._without_memory(obj)
         if refused is not None:
             return Description(info, (refused, *_graph(torch, obj)))
+        if obj._is_zerotensor():
+            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
+            return Description(info, (*blockers, _ZERO), device=HOST if obj.is_cpu else None)
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
@@ -454,8 +488,6 @@ class TorchAdapter(Adapter):
             return _refuse(f"its layout is {kind}, not strided", "Call .to_dense() first.")
         if obj.is_quantized:
             return _refuse("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
-        if obj._is_zerotensor():
-            return _refuse("it is a zero tensor of autograd without data", "Call .clone() on it first.")
         forward = torch.autograd.forward_ad
         if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
             return _refuse(
@@ -562,11 +594,17 @@ class TorchAdapter(Adapter):
             allocates_aligned=64,
         )
 
+    def initialize(self) -> None:
+        self.is_tracing = _tracing()
+
     def load(self, tensor: Tensor) -> Any:
-        return sys.modules["torch"].from_dlpack(tensor)
+        array = sys.modules["torch"].from_dlpack(tensor)
+        return _lift(array) if _tracing()() else array
 
     def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
+        if _tracing()():
+            return None  # `load` lifts what dlx allocates
         # Plain memory, whatever mode the caller is in.
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=DEVICES.to_native(device))

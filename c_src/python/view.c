@@ -13,6 +13,7 @@ typedef struct {
   PyObject* slots; /* {index or key: (the source's element, its result)}; set last, cleared first */
   PyObject* fast;  /* View._fast, or NULL */
   PyObject* me;    /* of View; NULL = None */
+  PyObject* is_tracing; /* Adapter.is_tracing of the target; NULL = None */
   /* Of a container that an adapter declares, else NULL: */
   PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
   PyObject* getter;    /* getter(key): the element, sooner than source[key]; or NULL */
@@ -30,6 +31,18 @@ static int is_plain_key(PyObject* key) {
   if (!PyLong_CheckExact(key)) return PyUnicode_CheckExact(key);
   int overflow;
   return PyLong_AsLongLongAndOverflow(key, &overflow) >= 0; /* not counted from the end */
+}
+
+/* Whether what is read now becomes part of a graph of the target: results are neither kept nor used
+ * again. GIL: needed; may run Python. Errors: 1 with an exception. */
+static inline int is_tracing(const SlotsObject* view) {
+  PyObject* ask = view->is_tracing;
+  if (ask == NULL || ask == Py_None) return 0;
+  int is_quick = PyCFunction_CheckExact(ask) && PyCFunction_GET_FLAGS(ask) == METH_NOARGS;
+  PyObject* answer = is_quick ? PyCFunction_GET_FUNCTION(ask)(PyCFunction_GET_SELF(ask), NULL)
+                              : PyObject_CallNoArgs(ask);
+  Py_XDECREF(answer);
+  return answer != Py_False;
 }
 
 /* The source's element at an index or key. Owns: new. Errors: NULL with an exception. */
@@ -178,7 +191,7 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
  * exception. */
 static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
-  if (!PySlice_Check(key) && view->slots) {
+  if (!PySlice_Check(key) && view->slots && !is_tracing(view)) {
     PyObject *slot = py_dict_get(view->slots, key), *result = NULL;
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
       result = result_in(view, slot, key); /* the source may run Python as well */
@@ -194,7 +207,7 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
       PyErr_Clear(); /* handled or raised again below */
     }
   }
-  return PyObject_CallMethodOneArg(self, missed_name, key);
+  return PyErr_Occurred() ? NULL : PyObject_CallMethodOneArg(self, missed_name, key);
 }
 
 /* The same by number, so that C takes a view for a sequence. */
@@ -221,8 +234,9 @@ static PyTypeObject results_type;
 
 /* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
-  PyObject* slot = py_dict_get(view->slots, key);
-  PyObject *fast = slot || PyErr_Occurred() ? NULL : fast_of(view), *result = NULL;
+  int keeps = !is_tracing(view);
+  PyObject* slot = keeps ? py_dict_get(view->slots, key) : NULL;
+  PyObject *fast = !keeps || slot || PyErr_Occurred() ? NULL : fast_of(view), *result = NULL;
   if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2 &&
       PyTuple_GET_ITEM(slot, 0) == element)
     result = Py_NewRef(PyTuple_GET_ITEM(slot, 1));
@@ -374,6 +388,7 @@ static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self->scope);
   Py_VISIT(self->path);
   Py_VISIT(self->me);
+  Py_VISIT(self->is_tracing);
   Py_VISIT(self->fixed);
   Py_VISIT(self->getter);
   Py_VISIT(self->unchanged);
@@ -389,6 +404,7 @@ static int slots_clear(PyObject* object) {
   Py_CLEAR(self->scope);
   Py_CLEAR(self->path);
   Py_CLEAR(self->me);
+  Py_CLEAR(self->is_tracing);
   Py_CLEAR(self->fixed);
   Py_CLEAR(self->getter);
   Py_CLEAR(self->unchanged);
@@ -409,6 +425,7 @@ static PyMemberDef slots_members[] = {
     {"_scope", T_OBJECT, offsetof(SlotsObject, scope), READONLY, NULL},
     {"_path", T_OBJECT, offsetof(SlotsObject, path), READONLY, NULL},
     {"_me", T_OBJECT, offsetof(SlotsObject, me), 0, NULL},
+    {"_is_tracing", T_OBJECT, offsetof(SlotsObject, is_tracing), 0, NULL},
     {"_fixed", T_OBJECT, offsetof(SlotsObject, fixed), 0, NULL},
     {"_getter", T_OBJECT, offsetof(SlotsObject, getter), 0, NULL},
     {"_unchanged", T_OBJECT, offsetof(SlotsObject, unchanged), 0, NULL},

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from dlx._api.convert import convert, in_c
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
-from dlx._containers.lookup import container_of
+from dlx._api.traced import leave_out
+from dlx._containers.lookup import container_of, kind_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
@@ -19,6 +20,7 @@ from dlx._core.stream import Stream
 from dlx._core.tracebacks import public, shorten
 from dlx._core.types import Device, DType
 from dlx._engine.batch import Batch
+from dlx._engine.executor import mark_written
 from dlx._engine.request import array_of, request_of
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
@@ -182,7 +184,8 @@ class borrow:  # noqa: N801
         Whatever `dlx.convert` takes. It is converted when the block is entered, and kept alive until it is left.
     readonly
         Promise that the C code only reads: read-only memory is borrowed too, and what can be borrowed only as a copy
-        (pending conj and neg bits) is copied. Without it memory is always shared.
+        (pending conj and neg bits) is copied. Without it memory is always shared, and when the block is left, the
+        array's framework learns that it was written to: torch then refuses gradients that need the old values.
     stream
         The stream that the C code works on, as in `dlx.convert`. None: the legacy stream of a CUDA device; host memory
         has none.
@@ -238,6 +241,7 @@ class borrow:  # noqa: N801
                     error.option = (("readonly", True),)
                     error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
+        lent = None if readonly else obj
         try:
             if stream is None and cuda.is_cuda(tensor.device):
                 _for_legacy(tensor)
@@ -245,7 +249,7 @@ class borrow:  # noqa: N801
             borrowed[0] = dltensor(tensor)[0]
             numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
             borrowed.shape, borrowed.strides = numbers
-            self._held = tensor, borrowed, numbers
+            self._held = tensor, borrowed, numbers, lent
         except BaseException:
             native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
             raise
@@ -257,6 +261,10 @@ class borrow:  # noqa: N801
         held, self._held = self._held, None
         if held is not None:
             held[1][0] = _EMPTY_STRUCT
+            mark_written(kind_of(held[3]), held[3])
+
+
+leave_out(borrow.__init__, "dlx.borrow")
 
 
 def _for_legacy(tensor: Tensor) -> None:

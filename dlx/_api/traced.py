@@ -1,17 +1,22 @@
-"""What ``torch.compile`` reads in place of a call of `convert` in C: it traces code that is written in Python only.
+"""What ``torch.compile`` reads in place of a call of `convert` in C, and what it leaves out of its graphs.
 
-`type(convert).__call__` is the function here; calls themselves stay in C. Nothing of torch is imported or registered.
+It traces code that is written in Python only. `type(convert).__call__` is the function here; calls themselves stay in
+C. Nothing of torch is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+from types import CodeType
 from typing import Any
 
 from dlx._core import native
 from dlx._registry.plugin import TRACING
+from dlx._views import pytree
 
-__all__: list[str] = []
+__all__ = ["leave_out"]
 
 _OUTSIDE = "memory that leaves the graph, or comes from outside"
 _INSTEAD = "compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
@@ -45,6 +50,37 @@ def _convert(
     if not fits or options or not isinstance(obj, kind) or not (copy is None or copy is True or copy is False):
         framework._dynamo.graph_break(msg=_NO_GRAPH)
     return obj.clone() if copy else obj
+
+
+_outside: set[CodeType] = set()
+
+
+def leave_out(function: Any, name: str) -> Any:
+    """Let a compiler that traces a call of a function end its graph there, and run the function as it is.
+
+    What the function calls is not traced either: other frameworks keep state of their own.
+
+    Parameters
+    ----------
+    function
+        A function in Python; it is returned.
+    name
+        What the user called, for the error if the graph may not end.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = f"{name} {_NOT_TRACED}"
+    if function.__code__ not in _outside:
+        _outside.add(function.__code__)
+        pytree.when_imported(f"{TRACING[0]}.utils._pytree", functools.partial(_skip, function.__code__))
+    return function
+
+
+def _skip(code: CodeType) -> None:
+    """Have the compiler evaluate frames of a code as Python does, and all frames inside."""
+    with contextlib.suppress(AttributeError, KeyError):  # a test's stand-in for torch
+        dynamo = sys.modules[f"{TRACING[0]}._C"]._dynamo.eval_frame
+        skip = dynamo._FrameAction.SKIP
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip))
 
 
 native.set_traced(_call)

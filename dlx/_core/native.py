@@ -190,6 +190,7 @@ if TYPE_CHECKING:
         _scope: Any
         _path: Any
         _me: Any
+        _is_tracing: Callable[[], bool] | None
         _fixed: type | None
         _getter: Callable[[Any], Any] | None
         _unchanged: Callable[[Any, Any], bool] | None

@@ -25,6 +25,7 @@ __all__ = [
     "forget_frames",
     "info_of",
     "is_read_in_place",
+    "mark_written",
     "marked",
     "resolved",
 ]
@@ -104,6 +105,18 @@ def marked(tensor: Tensor, source: Adapter) -> Tensor:
     if source.immutable and not tensor.readonly:
         return native.tensor_view(tensor, None, None, tensor.flags | READ_ONLY, None)
     return tensor
+
+
+def mark_written(source: Any, obj: Any) -> None:
+    """Tell the framework of an array that other code has written to it; `source` may be no adapter."""
+    if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
+        return
+    try:
+        source.writes.mark_written(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error, source=type_name(type(obj))) from error
 
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:

@@ -131,6 +131,7 @@ _FUNCTIONS: dict[type, dict[str, _Right]] = {
     WriteTracking: {
         "guarded": _ARRAY,
         "count": (lambda self, count: count is None or _integer(self, count), "an int, or None"),
+        "mark_written": (lambda self, answer: True, "anything"),
     },
 }
 

@@ -205,6 +205,8 @@ class Invocation:
             self._seen.append((source, old, i in host))
             if type(old) is Column:
                 columns[id(old)] = new
+            if id(old) in self._declared:
+                self.writes.declared(source, old)
             if self.writes:
                 self.writes.shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from dlx._api.traced import leave_out
 from dlx._core.foreign import safe_repr
 from dlx._core.module import set_module
 from dlx._core.tracebacks import public
+from dlx._engine.executor import mark_written
 from dlx._engine.planner import Request
 from dlx._engine.request import check_flags, request_of
+from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
 from dlx._using.call import Invocation
 from dlx._using.fast_path import Specialization, specialized
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["using"]
+
+leave_out(Invocation.__init__, "what dlx.using returns")
 
 MAX_KNOWN = 64  # combinations of types that are known of one function
 P = ParamSpec("P")
@@ -177,8 +182,12 @@ def using(
             detach=detach,
             result_like=result_like,
         )
-        wrapper = _differentiable(function, spec) if grad else _wrapper(function, spec)
-        return cast("Callable[P, R]", functools.wraps(function)(wrapper))
+        wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
+        if grad or getattr(to, "__name__", to) not in TRACING:
+            leave_out(wrapper, "what dlx.using returns")
+        else:
+            wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # others' is not traced
+        return cast("Callable[P, R]", wrapper)
 
     return decorate
 
@@ -287,11 +296,15 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
                 return function(*args, **options) if options else function(*args)
             passed = simple.inward(values, options)
             if passed is not None:
-                if options:
-                    n = len(args)
-                    result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
-                else:
-                    result = function(*passed)
+                try:
+                    if options:
+                        n = len(args)
+                        result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
+                    else:
+                        result = function(*passed)
+                finally:
+                    for i, source in simple.written:
+                        mark_written(source, values[i])
                 answer = simple.outward(result, values, passed)
                 if answer is NotImplemented:
                     return Invocation(spec, args, options, simple.shared(values, passed)).returned(result)

@@ -37,6 +37,8 @@ class Specialization:
         Of all arguments, positional ones first. They are kept, since their addresses are keys.
     others, looked
         Numbers of the arguments that are arrays of other frameworks, and of those that may be arrays.
+    written
+        Numbers of the arguments that the function is declared to write to, each with its adapter.
     recorded
         Numbers of the arguments whose framework may record them for gradients, each with its adapter.
     to
@@ -47,14 +49,16 @@ class Specialization:
     Attributes
     ----------
     is_idle
-        Whether nothing is converted, in or out.
+        Whether nothing is converted, in or out, and nothing is declared to be written to.
+    written
+        As above.
     generation
         That of the registry; in another one nothing of this holds.
     """
 
     __slots__ = (
-        *("_arrays", "_last", "_looked", "_options", "_others", "_placing", "_recorded", "_spec", "_to", "_types"),
-        *("generation", "is_idle"),
+        *("_last", "_looked", "_options", "_others", "_placing", "_recorded", "_spec", "_to", "_types"),
+        *("generation", "is_idle", "written"),
     )
 
     def __init__(
@@ -63,16 +67,13 @@ class Specialization:
         types: list[type],
         others: list[int],
         looked: list[int],
+        written: list[tuple[int, Adapter]],
         recorded: list[tuple[int, Adapter]],
         to: Any,
         generation: int,
     ) -> None:
-        self._recorded = recorded
-        # Numbers of the arrays, if the function may write to one.
-        self._arrays = (
-            [i for i, kind in enumerate(types) if isinstance(what_is(kind), Adapter)] if call.spec.writes else []
-        )
-        self.generation, self.is_idle = generation, not (others or looked or self._arrays) and to is None
+        self._recorded, self.written = recorded, written
+        self.generation, self.is_idle = generation, not (others or looked or written) and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
@@ -103,8 +104,10 @@ class Specialization:
         for i, source in self._recorded:
             if tracked(source, values[i]):
                 return None
-        if self._arrays and not self._may_write(values, [*options]):
-            return None
+        for i, _ in self.written:
+            tensor = _borrow(values[i], "dlx", True)
+            if tensor is None or tensor.readonly:
+                return None
         if not self._others:
             return values
         passed = [*values]
@@ -116,16 +119,6 @@ class Specialization:
             root, path = self._spec.place(i) if i < first else (names[i - first], ())
             error.complete(root=root, path=path)
             raise
-
-    def _may_write(self, values: tuple[Any, ...], names: list[str]) -> bool:
-        """Return whether all arrays that the function is declared to write to are known to be writable."""
-        first = len(values) - len(names)
-        for i in self._arrays:
-            if self._spec.is_written(i) if i < first else names[i - first] in self._spec.writes:
-                tensor = _borrow(values[i], "dlx", True)
-                if tensor is None or tensor.readonly:
-                    return False
-        return True
 
     def outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert a result for the caller; NotImplemented for `Invocation`.
@@ -236,6 +229,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     to = call.results_to()
     if to is NotImplemented:
         return None
+    names, first, written = [*call.options], len(values) - len(call.options), []
     for i in range(len(call.kept), len(values)):
         what = what_is(types[i])
         if what is types[i]:
@@ -243,6 +237,8 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 return None
             looked.append(i)
         elif isinstance(what, Adapter):
+            if call.spec.is_written(i) if i < first else names[i - first] in call.spec.writes:
+                written.append((i, what))
             if what is not request.target.source:
                 others.append(i)
             elif request.target.kind not in (None, types[i]):
@@ -252,7 +248,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 recorded.append((i, what))
         elif what is not None:
             return None
-    return Specialization(call, types, others, looked, recorded, to, generation)
+    return Specialization(call, types, others, looked, written, recorded, to, generation)
 
 
 def _guarded(source: Adapter) -> bool:

@@ -9,7 +9,7 @@ from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._containers.lookup import kind_of
 from dlx._engine.batch import Batch, not_writable
-from dlx._engine.executor import adapter_failed
+from dlx._engine.executor import adapter_failed, mark_written
 from dlx._engine.request import array_of, request_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
@@ -46,6 +46,7 @@ class Writes:
         self._tracking = target.adapter.writes or WriteTracking()
         self._copies: list[PassedArray] = []
         self._others: list[PassedArray] = []
+        self._declared: list[tuple[Adapter, Any]] = []
 
     def __bool__(self) -> bool:
         """Return whether any array was copied."""
@@ -70,6 +71,10 @@ class Writes:
         if self._copies and all(new is not each.new for each in self._copies):
             self._others.append(PassedArray(old, new, self._count(new, at), at, declared))
 
+    def declared(self, source: Adapter, old: Any) -> None:
+        """Register an array of the caller's that the function is declared to write to."""
+        self._declared.append((source, old))
+
     def _count(self, new: Any, at: Place) -> int | None:
         """Return the write counter of an array, or None."""
         try:
@@ -87,6 +92,8 @@ class Writes:
         ReadOnlyError
             If one of those cannot be written to, or one write would overwrite another.
         """
+        for source, old in self._declared:
+            mark_written(source, old)
         failed = None
         written = [each for each in self._copies if self._is_written(each)]
         if written:

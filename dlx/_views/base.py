@@ -365,6 +365,7 @@ class View(Shown):
     _scope: Scope
     _path: Path
     _me: Any  # a weak reference to itself
+    _is_tracing: Any  # `Adapter.is_tracing` of the target; None before an element is read
     _fast: Any  # what `native.convert_slot` needs; None before an element is read, and where there is no fast path
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -408,6 +409,7 @@ class View(Shown):
         if self._me is None:
             self._me = ref(self)
             scope, options = self._scope, self._scope.options
+            self._is_tracing = options.request.target.adapter.is_tracing
             if self._path is None:
                 scope.root = self._me
             if (fast_path := options.fast_path) is not None and self._handler.elements != "fresh":
@@ -419,6 +421,8 @@ class View(Shown):
         handler, scope, slots = self._handler, self._scope, self._slots
         if self._me is None:
             self._begin()
+        if self._is_tracing is not None and self._is_tracing():  # a graph's arrays are of no use outside of it
+            return Scope(scope.options).result(self._at(key) if element is MISSING else element, handler, self._path, key)
         if handler.elements == "fresh":
             return self._fresh(key, element)
         if element is MISSING:

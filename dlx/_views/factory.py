@@ -27,12 +27,12 @@ __all__ = ["RecordView", "lazy_view", "plain_view"]
 class RecordView(View):
     """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when they are read."""
 
-    __slots__ = ("__weakref__", "_fast", "_handler", "_me", "_path", "_scope", "_slots", "_source")
+    __slots__ = ("__weakref__", "_fast", "_handler", "_is_tracing", "_me", "_path", "_scope", "_slots", "_source")
 
     def __init__(self, source: Any, handler: Container, scope: Scope, path: Path) -> None:
         self._source, self._handler, self._scope, self._path = source, handler, scope, path
         self._slots = {}
-        self._me = self._fast = None
+        self._me = self._fast = self._is_tracing = None
 
     def _count(self) -> int:
         return len(self._names())
@@ -73,7 +73,7 @@ class RecordView(View):
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
 
 
-_OWN = frozenset(("_fast", "_me", "_path", "_handler", "_scope", "_slots", "_source"))
+_OWN = frozenset(("_fast", "_is_tracing", "_me", "_path", "_handler", "_scope", "_slots", "_source"))
 
 
 # ---- which view ------------------------------------------------------------------------------------------------------

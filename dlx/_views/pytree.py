@@ -4,6 +4,7 @@ A function over a tree gives plain containers back. Each of the three has a regi
 registered with it, and none is imported for that: with what is imported already it is done when the first view class
 is made. For what is not, a finder waits in `sys.meta_path`. It finds nothing by itself; it asks the other finders for
 one of the three modules, and registers the views when that module has run. When all three are known it goes.
+`when_imported` lets other code of dlx wait for one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from dlx._containers.classes import attributes
 from dlx._core.foreign import exception_text
 
-__all__ = ["Structure", "register", "structure_of"]
+__all__ = ["Structure", "register", "structure_of", "when_imported"]
 
 
 class _Rest:
@@ -138,6 +139,7 @@ _REGISTRIES: dict[str, Callable[[Any, type], None]] = {
 }
 _classes: list[type] = []
 _known: dict[str, Any] = {}  # name of a registry -> its module
+_called: dict[str, list[Callable[[], None]]] = {name: [] for name in _REGISTRIES}
 
 
 def register(cls: type) -> None:
@@ -145,6 +147,14 @@ def register(cls: type) -> None:
     _classes.append(cls)
     for name, module in list(_known.items()):  # another thread may import one
         _try(name, module, cls)
+
+
+def when_imported(name: str, function: Callable[[], None]) -> None:
+    """Call a function once one of the three modules is imported: now or later."""
+    if name in _known:
+        function()
+    else:
+        _called[name].append(function)
 
 
 def _try(name: str, module: Any, cls: type) -> None:
@@ -164,6 +174,8 @@ def _found(name: str, module: Any) -> None:
     _known[name] = module
     for cls in _classes:
         _try(name, module, cls)
+    for function in _called[name]:
+        function()
     if len(_known) == len(_REGISTRIES):
         with contextlib.suppress(ValueError):  # it has gone
             sys.meta_path.remove(_waiting)

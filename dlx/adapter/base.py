@@ -360,6 +360,9 @@ class Adapter:
         `dlx.convert` gives of them with these options, `to` among them. Both are pickled where other processes compute.
         `describe` names what to call for the data itself, in a blocker: other verbs of dlx need it. None: all data
         exists.
+    is_tracing
+        ``is_tracing()`` says whether arrays that are made now, in this thread, become part of a graph: lazy views keep
+        none of them. A function in C costs the least. None: never.
     fast_path, streams, ownership, writes, gradients
         Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, how
         writes are noticed, and how gradients are computed. None: there is nothing to say.
@@ -381,6 +384,7 @@ class Adapter:
     containers: tuple[Container, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
     map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
+    is_tracing: Callable[[], bool] | None = None
     fast_path: FastPath | None = None
     streams: StreamSupport | None = None
     ownership: Ownership | None = None

@@ -389,10 +389,15 @@ class WriteTracking:
         to write to it.
     count
         ``count(obj)`` gives how often an array was written to in place, or None where it is not counted.
+    mark_written
+        ``mark_written(obj)`` tells the framework that other code has written to an array, so that gradients which need
+        the old values are refused. Called for arrays of callers that `dlx.using` (``writes=``) or `dlx.borrow` lent.
+        None: the framework keeps no account of writes.
     """
 
     guarded: Callable[[Any, bool], Any] | None = None
     count: Callable[[Any], int | None] | None = None
+    mark_written: Callable[[Any], None] | None = None
 
 
 @set_module("dlx.adapter")
