@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
-from dlx._core.foreign import foreign_error, module_of, type_name
+from dlx._core.foreign import first_line, foreign_error, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx._protocols.dlpack import answered
@@ -261,7 +261,10 @@ def _open(obj: Any) -> tuple[object, Type]:
         answer = native.producer_answer(obj)
         data = native.arrow_open(obj, method) if answer is None else answered(*answer)
         return data, Type(*native.arrow_schema(data))
-    except (DlxError, MemoryError):
+    except DlxError as error:
+        error.brief = first_line(error.brief)  # it may end with a stream's own text
+        raise
+    except MemoryError:
         raise
     except Exception as error:
         raise foreign_error(f"{method}() failed:", error) from error
