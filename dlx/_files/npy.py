@@ -88,7 +88,7 @@ def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: 
     """Return an array whose dtype is said as ``numpy.dtype.descr`` or ``.str`` say it."""
     if not isinstance(descr, str):
         fields = ", ".join(str(each[0]) for each in descr if isinstance(each, tuple) and each)
-        refused = f"DLPack has no structures: convert its fields one by one ({one_line(fields, 60)})"
+        refused = f"DLPack has no structures ({one_line(fields, 60)}): read its fields by numpy.load or h5py"
         return Stored(name, None, "structure", shape, None, order, offset, refused=refused)
     match = _DESCR.fullmatch(descr)
     if match is None or (match[2] != "O" and not match[3]):

@@ -122,5 +122,6 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> FileError:
         code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # what its pickle names; none is run
         if code:
             named = one_line(", ".join(code), 120)
-            return FileError(f"it wants to run code ({named}), which weights_only refuses; nothing was run")
+            reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
+            return FileError(reason, fix="If you trust these names, open it in torch.serialization.safe_globals([...]).")
     return unreadable("torch", error)

@@ -74,6 +74,8 @@ def _parsed(raw: bytes, what: str) -> dict[str, Any]:
         found = json.loads(raw, object_pairs_hook=_unique)
     except RecursionError:
         raise FileError(f"its {what} is nested too deep for a description of tensors") from None
+    except FileError as error:
+        raise FileError(f"its {what} {error.brief}") from None
     except ValueError as error:  # of a number with thousands of digits, too
         raise FileError(f"its {what} is no JSON: {error}") from None
     if not isinstance(found, dict):
@@ -82,9 +84,11 @@ def _parsed(raw: bytes, what: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise FileError(f"lists {one_line(name, 80)!r} twice")
+        found[name] = value
     return found
 
 

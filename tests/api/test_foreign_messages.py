@@ -299,7 +299,7 @@ def test_of_an_arrow_streams_text_the_first_line_is_quoted():
         ("", ""),
         ("/usr/lib/libtorch.so.1: undefined symbol: x", "libtorch.so.1: undefined symbol: x"),
         ("name 'x' from 'numpy' (/a/site-packages/numpy/__init__.py)", "name 'x' from 'numpy' (numpy/__init__.py)"),
-        ("cannot open '/home/me/data.h5'", "cannot open '/home/me/data.h5'"),
+        ("cannot open '/mnt/me/data.h5'", "cannot open '/mnt/me/data.h5'"),
         ("a/b.py and ../c/d.cpp", "a/b.py and ../c/d.cpp"),
         ("1/2 = 0.5", "1/2 = 0.5"),
     ],

@@ -181,7 +181,7 @@ def tensors():
     yield "deep.safetensors", b'{"a":' * 100_000, b"", "nested too deep"
     yield "wide.safetensors", {"a": {**one, "shape": [1 << 63, 0]}}, bytes(8), "'a' is no tensor"
     yield "vast.safetensors", {"a": {**one, "shape": [1 << 62] * 128}}, bytes(8), "more bytes than there are"
-    yield "twice.safetensors", b'{"a": 1, "a": 2}', b"", "a name stands there twice"
+    yield "twice.safetensors", b'{"a": 1, "a": 2}', b"", "its header lists 'a' twice"
     yield "digits.safetensors", b'{"a": ' + b"9" * 10_000 + b"}", b"", "no JSON"
 
 
