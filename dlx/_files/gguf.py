@@ -115,7 +115,7 @@ def _read(file: File, reader: _Reader) -> Contents:
     start = -(-reader.at // alignment) * alignment
     entries = [_stored(*each, start, alignment) for each in described]
     if len({each.name for each in entries}) != len(entries):
-        raise FileError("a name stands there twice")
+        raise FileError("it lists a name twice")
     end = check_order(entries, start, gaps=True)  # each begins at a multiple of the alignment
     if end > file.size:
         raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {file.size:,}", fix=AGAIN)

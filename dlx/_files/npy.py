@@ -193,7 +193,7 @@ def read_npz(file: File) -> Contents:
         ends = [(each.header_offset, start_of(file, each) + each.compress_size) for each in members]
         entries = [_member(file, archive, each) for each in arrays]
     if len({each.name for each in entries}) != len(entries):
-        raise FileError("a name stands there twice")
+        raise FileError("it lists a name twice")
     ends.sort()
     if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
         raise FileError("its members overlap, or leave the file")

@@ -63,7 +63,7 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
         table.validate()
         names = table.column_names
         if len(set(names)) != len(names):
-            raise FileError("a name stands there twice")
+            raise FileError("it lists a name twice")
         columns = {name: table.column(i) for i, name in enumerate(names)}
     return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
 
