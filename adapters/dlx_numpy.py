@@ -527,8 +527,6 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
         return None
     if dtype.kind == "T":
         return f"DLPack has no text ({dtype})", _ENCODE
-    if dtype.hasobject:
-        return f"dtype {dtype} holds Python objects", _OBJECTS
     if dtype.kind in "mM":
         return f"DLPack has no dates or durations ({dtype})", "Call .view('int64') first and keep the unit yourself."
     if not dtype.itemsize and dtype.kind == "V":
@@ -536,6 +534,8 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     if dtype.names is not None:
         first = f": a[{dtype.names[0]!r}]" if dtype.names else ""
         return f"DLPack has no structures ({dtype})", f"Convert the fields one by one{first}."
+    if dtype.hasobject:
+        return f"dtype {dtype} holds Python objects", _OBJECTS
     if dtype.kind in "SU" and dtype.type.__module__ == "numpy":
         return f"DLPack has no text ({dtype})", _ENCODE
     if dtype.kind == "V" and dtype.type.__module__ == "numpy":

@@ -370,10 +370,13 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)
     call, many, one = _in_pyarrow(column)
-    take = f"{call.removesuffix('call')}convert" if many else "Convert its"
+    depth = sum(each.format.startswith("+w:") for each in _levels(described))
+    if depth:
+        many = one = one + ".flatten()" * depth
+    take = "Convert its" if call == "Call" else f"{call.removesuffix('call')}convert"
     calls = _CALLS.get(package)
     if inner.has_dictionary:
-        decode = calls[4] if calls else f"{take} {one}.indices, and keep {'its ' * (not many)}{one}.dictionary yourself."
+        decode = calls[4] if calls else f"{take} {one}.indices, and keep {'its ' * (call == 'Call')}{one}.dictionary yourself."
         return f"it is a dictionary array ({name})", decode
     if inner.extension:
         own = _OWN_FIXES.get((package, inner.extension)) or _OWN_FIXES.get((package, _EXTENSION))
@@ -388,7 +391,9 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
         )
     reason, fix = next((rest for start, *rest in _REFUSED if text.startswith(start)), _OTHER)
     own = _OWN_FIXES.get((package, text[:2])) or _OWN_FIXES.get((package, reason))
-    return f"{reason} ({name})", own or fix.format(call=call, take=take, many=many, one=one)
+    if own and calls and depth:  # its chain begins after the first space
+        own = own.replace(" .", f" {calls[2] * depth}.", 1)
+    return f"{reason} ({name})", own or fix.format(call=call, take=take, many=many, one=one, values=".value_type" * (depth + 1))
 
 
 def _without_extension(extension: str, column: Column, start: str) -> str:
@@ -435,7 +440,7 @@ _REFUSED = (  # beginning of the format, reason, fix
     (
         "+",
         _VARYING,
-        "{call} {many}.cast(pyarrow.list_(x.type.value_type, n)) first if its rows have one length n, else convert "
+        "{call} {many}.cast(pyarrow.list_(x.type{values}, n)) first if its rows have one length n, else convert "
         "{one}.flatten() and {one}.offsets apart.",
     ),
     ("n", _NULLS, "{call} {many}.cast('float64').fill_null(value) first."),
