@@ -121,8 +121,82 @@ def check_options(text, action="convert"):
     known = {name for function in functions for name in inspect.signature(function).parameters}
     missing = set(OPTIONS.findall(outside)) - known
     assert not missing, f"{text!r} names {missing}, which {functions} lack"
+    check_calls(text)
+
+
+def check_calls(text):
+    """Check that each call of dlx in a text has the parameters that it is given."""
     for call in re.findall(r"dlx\.[a-z_.]+\([^()]*\)", text):
         node = ast.parse(call.replace("..., ", "").replace("...", "None"), mode="eval").body
         function = eval(ast.unparse(node.func), {"dlx": dlx})
         unknown = {each.arg for each in node.keywords} - set(inspect.signature(function).parameters)
         assert not unknown, f"{text!r}: {ast.unparse(node.func)} has no {unknown}"
+
+
+# ---- texts that the source declares ----------------------------------------------------------------------------------
+
+_ADVICE = re.compile(
+    "Call|Convert|Pass|Say|Give|Read|Drop|Switch|Encode|Move|Fill|Cast|Copy|Make|Take|Leave|Use|Set|Keep|Open|Run|"
+    "Import|Share|Send|Override|Return|Materialise|Reshape|Swap|View|Join|Mark|With|If|A saved|{call}|{take}"
+)
+_SUFFIXES = {".npy", ".npz", ".safetensors", ".arrow", ".gguf", ".pt"}  # of files
+
+
+def declared(root):
+    """Give (file, text) for each advice in the source that has an expression; ``value`` stands for what is filled in."""
+    for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "adapters").glob("*.py")]):
+        if path.parts[-2] in ("testing", "checks", "subjects", "support"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in parts or id(node) in docs:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(each.value if isinstance(each, ast.Constant) else "value" for each in node.values)
+            else:
+                text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if _ADVICE.match(text) and " " in text and text.endswith((".", "!")):
+                found = set(expressions(re.sub(r"\{(call|take|many|one|values)\}", "", text)))
+                if found - _SUFFIXES:
+                    yield path, text, sorted(found - _SUFFIXES)
+
+
+def is_rooted(expression):
+    """Return whether an expression begins with a module; then its names are checked without any object."""
+    root = re.match(r"[A-Za-z_]\w*", expression)
+    if root is None or root[0] in (*ALIASES, "value", "handle", "Adapter") or hasattr(builtins, root[0]):
+        return False
+    return True
+
+
+def check_rooted(expression):
+    """Check the names of an expression that begins with a module; return whether that is installed."""
+    names = re.match(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", expression)[0].split(".")
+    try:
+        found = importlib.import_module(NAMES.get(names[0], names[0]))
+    except ImportError:
+        return False
+    for i, name in enumerate(names[1:], 1):
+        if name == "value":
+            break
+        if not hasattr(found, name):
+            try:
+                importlib.import_module(".".join([NAMES.get(names[0], names[0]), *names[1 : i + 1]]))
+            except ImportError:
+                pass
+        assert hasattr(found, name), f"{expression!r}: {found} has no {name}"
+        found = getattr(found, name)
+    return True
+
+
+def check_on_class(expression, path):
+    """Check the first name of an expression on a class, ``package.module:Class``; skip what is not installed."""
+    module, _, name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ImportError:
+        return
+    first = re.match(r"\w*\.?([A-Za-z_]\w*)", expression)[1]
+    assert hasattr(kind, first), f"{expression!r}: {kind} has no {first}"

@@ -91,7 +91,6 @@ CASES: dict[str, Case] = {
     "torch module": Case("torch", lambda torch: torch.nn.Linear(2, 2).requires_grad_(False)),
     "torch storage": Case("torch", lambda torch: torch.ones(2).untyped_storage(), works=False),
     "torch typed storage": Case("torch", lambda torch: torch.storage.TypedStorage(wrap_storage=torch.ones(2).untyped_storage(), dtype=torch.float32, _internal=True), works=False),
-    "torch dual": Case("torch torch.autograd.forward_ad", lambda torch: dual(torch)),
     # ---- jax
     "jax bcoo": Case("jax jax.experimental.sparse jax.numpy", lambda jax: jax.experimental.sparse.BCOO.fromdense(jax.numpy.eye(3))),
     "jax bcsr": Case("jax jax.experimental.sparse jax.numpy", lambda jax: jax.experimental.sparse.BCSR.fromdense(jax.numpy.eye(3))),
@@ -318,12 +317,6 @@ def quantized(torch):
 def fake(torch):
     with torch._subclasses.FakeTensorMode():
         return torch.ones(2)
-
-
-def dual(torch):
-    level = torch.autograd.forward_ad
-    level.enter_dual_level()
-    return level.make_dual(torch.ones(2), torch.ones(2))
 
 
 def deleted(jax):
