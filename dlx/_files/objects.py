@@ -123,5 +123,5 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> FileError:
         if code:
             named = one_line(", ".join(code), 120)
             reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
-            return FileError(reason, fix="If you trust these names, open it in torch.serialization.safe_globals([...]).")
+            return FileError(reason, fix="If you trust them, open it in torch.serialization.safe_globals([...]).")
     return unreadable("torch", error)

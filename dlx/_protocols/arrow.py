@@ -310,9 +310,9 @@ def opened(obj: Any) -> Column | Table:
 
 # ---- what is no number -----------------------------------------------------------------------------------------------
 
-_CALLS = {  # how a package's users do it: nulls dropped, filled, filled inside lists; dates as integers; categories as integers
-    "polars": (".drop_nulls()", ".fill_null(value)", ".explode()", ".to_physical()", "Call .to_physical() first."),
-    "pandas": (".dropna()", ".fillna(value)", ".list.flatten()", ".astype({!r})", "Call .astype('category').cat.codes first."),
+_CALLS = {  # how a package's users drop nulls, fill them, flatten lists, and make integers of dates and of categories
+    "polars": (".drop_nulls()", ".fill_null(value)", ".explode()", ".to_physical()", ".to_physical()"),
+    "pandas": (".dropna()", ".fillna(value)", ".list.flatten()", ".astype({!r})", ".astype('category').cat.codes"),
 }
 _INTEGERS = {"tdD": 32, "tiM": 32, "tts": 32, "ttm": 32, "tiD": 0, "tin": 0}
 
@@ -376,7 +376,7 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
     take = "Convert its" if call == "Call" else f"{call.removesuffix('call')}convert"
     calls = _CALLS.get(package)
     if inner.has_dictionary:
-        decode = calls[4] if calls else f"{take} {one}.indices, and keep {'its ' * (call == 'Call')}{one}.dictionary yourself."
+        decode = f"Call {calls[4]} first." if calls else f"{take} {one}.indices, and keep its categories yourself."
         return f"it is a dictionary array ({name})", decode
     if inner.extension:
         own = _OWN_FIXES.get((package, inner.extension)) or _OWN_FIXES.get((package, _EXTENSION))
@@ -393,7 +393,8 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
     own = _OWN_FIXES.get((package, text[:2])) or _OWN_FIXES.get((package, reason))
     if own and calls and depth:  # its chain begins after the first space
         own = own.replace(" .", f" {calls[2] * depth}.", 1)
-    return f"{reason} ({name})", own or fix.format(call=call, take=take, many=many, one=one, values=".value_type" * (depth + 1))
+    values = ".value_type" * (depth + 1)
+    return f"{reason} ({name})", own or fix.format(call=call, take=take, many=many, one=one, values=values)
 
 
 def _without_extension(extension: str, column: Column, start: str) -> str:

@@ -74,7 +74,8 @@ def test_a_wrong_method_is_noticed(np, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["Pass no_such=True.", "Leave no_such= out.", "Call dlx.convert(x, no_such=1).", "Say dlx.using(..., no=1)."]
+    "text",
+    ["Pass no_such=True.", "Leave no_such= out.", "Call dlx.convert(x, no_such=1).", "Say dlx.using(..., no=1)."],
 )
 def test_a_wrong_option_is_noticed(text):
     """One that the function lacks."""

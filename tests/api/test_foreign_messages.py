@@ -120,7 +120,9 @@ def enter(monkeypatch):
 
     def with_facts(facts):
         adapter = type("Failing", (Failing,), facts)()
-        monkeypatch.setitem(registry._loader.plugins, "faillib", Plugin("faillib", object, "t", ["faillib"], (adapter,)))
+        monkeypatch.setitem(
+            registry._loader.plugins, "faillib", Plugin("faillib", object, "t", ["faillib"], (adapter,))
+        )
         registry._forget()
         return library
 
@@ -207,7 +209,8 @@ QUIET = {  # hooks whose failure is not an error of a call on the host: the call
     "classes", "containers.identity", "containers.new_empty", "devices.activate", "devices.available",
     "devices.default", "devices.of", "dtypes.from_native", "dtypes.native_name", "dtypes.to_native", "dtypes.viewed",
     "fast_path.describe", "fast_path.exchange", "fast_path.export", "fast_path.guard_function", "fast_path.ready",
-    "fast_path.subclasses", "fresh", "gradients.is_tracked", "module", "ownership.restore", "streams.activate", "streams.current", "streams.quick",
+    "fast_path.subclasses", "fresh", "gradients.is_tracked", "module",
+    "ownership.restore", "streams.activate", "streams.current", "streams.quick",
     "streams.ready", "variant", "version", "writes.count", "writes.guarded",
 }  # fmt: skip
 
@@ -316,7 +319,7 @@ def test_a_long_first_line_is_cut():
 
 
 def test_a_framework_that_fails_to_import(monkeypatch, tmp_path):
-    """numpy's and torch's own advice has a page."""
+    """The advice of numpy and torch themselves has a page."""
     (tmp_path / "faillib.py").write_text(f"raise ImportError({SAID!r})")
     monkeypatch.syspath_prepend(tmp_path)
     with contextlib.suppress(KeyError):

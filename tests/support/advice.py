@@ -1,9 +1,10 @@
-"""What an error advises, tried on the real object: every expression in the text is evaluated, every option looked up."""
+"""What an error advises, tried on the real object: expressions in the text are evaluated, options looked up."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import inspect
 import re
@@ -24,7 +25,9 @@ def expressions(text):
     """Give the Python expressions in a sentence: chains such as ``.cat.codes`` and ``numpy.asarray(x)``, and dicts."""
     i = 0
     while i < len(text):
-        found = re.compile(r"(?<![\w\])])(?:[A-Za-z_]\w*)?\.(?=[A-Za-z_])|(?<![\w.])[A-Za-z_]\w*(?=[(\[])|\{").search(text, i)
+        found = re.compile(r"(?<![\w\])])(?:[A-Za-z_]\w*)?\.(?=[A-Za-z_])|(?<![\w.])[A-Za-z_]\w*(?=[(\[])|\{").search(
+            text, i
+        )
         if found is None:
             return
         start, at = found.start(), found.start()
@@ -127,7 +130,7 @@ def check_options(text, action="convert"):
 def check_calls(text):
     """Check that each call of dlx in a text has the parameters that it is given."""
     for call in re.findall(r"dlx\.[a-z_.]+\([^()]*\)", text):
-        node = ast.parse(call.replace("..., ", "").replace("...", "None"), mode="eval").body
+        node = ast.parse(call.replace("...", "None"), mode="eval").body
         function = eval(ast.unparse(node.func), {"dlx": dlx})
         unknown = {each.arg for each in node.keywords} - set(inspect.signature(function).parameters)
         assert not unknown, f"{text!r}: {ast.unparse(node.func)} has no {unknown}"
@@ -143,7 +146,7 @@ _SUFFIXES = {".npy", ".npz", ".safetensors", ".arrow", ".gguf", ".pt"}  # of fil
 
 
 def declared(root):
-    """Give (file, text) for each advice in the source that has an expression; ``value`` stands for what is filled in."""
+    """Give (file, text, expressions) for each advice in the source; ``value`` stands for what is filled in."""
     for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "adapters").glob("*.py")]):
         if path.parts[-2] in ("testing", "checks", "subjects", "support"):
             continue
@@ -166,9 +169,7 @@ def declared(root):
 def is_rooted(expression):
     """Return whether an expression begins with a module; then its names are checked without any object."""
     root = re.match(r"[A-Za-z_]\w*", expression)
-    if root is None or root[0] in (*ALIASES, "value", "handle", "Adapter") or hasattr(builtins, root[0]):
-        return False
-    return True
+    return root is not None and root[0] not in (*ALIASES, "value", "handle", "Adapter", *dir(builtins))
 
 
 def check_rooted(expression):
@@ -182,10 +183,8 @@ def check_rooted(expression):
         if name == "value":
             break
         if not hasattr(found, name):
-            try:
+            with contextlib.suppress(ImportError):
                 importlib.import_module(".".join([NAMES.get(names[0], names[0]), *names[1 : i + 1]]))
-            except ImportError:
-                pass
         assert hasattr(found, name), f"{expression!r}: {found} has no {name}"
         found = getattr(found, name)
     return True

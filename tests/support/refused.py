@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ def modules(needs: str, import_or_skip: Any = import_module) -> dict[str, Any]:
     return {root: sys.modules[NAMES.get(root, root)] for root in roots}
 
 
+NUMBERS = itertools.count()
 DAY = datetime.date(2026, 11, 25)
 TIME = datetime.datetime(2026, 11, 25)
 
@@ -90,10 +92,13 @@ CASES: dict[str, Case] = {
     "torch lazy": Case("torch", lambda torch: torch.nn.LazyLinear(2).weight, works=False),
     "torch module": Case("torch", lambda torch: torch.nn.Linear(2, 2).requires_grad_(False)),
     "torch storage": Case("torch", lambda torch: torch.ones(2).untyped_storage(), works=False),
-    "torch typed storage": Case("torch", lambda torch: torch.storage.TypedStorage(wrap_storage=torch.ones(2).untyped_storage(), dtype=torch.float32, _internal=True), works=False),
     # ---- jax
-    "jax bcoo": Case("jax jax.experimental.sparse jax.numpy", lambda jax: jax.experimental.sparse.BCOO.fromdense(jax.numpy.eye(3))),
-    "jax bcsr": Case("jax jax.experimental.sparse jax.numpy", lambda jax: jax.experimental.sparse.BCSR.fromdense(jax.numpy.eye(3))),
+    "jax bcoo": Case(
+        "jax jax.experimental.sparse jax.numpy", lambda jax: jax.experimental.sparse.BCOO.fromdense(jax.numpy.eye(3))
+    ),
+    "jax bcsr": Case(
+        "jax jax.experimental.sparse jax.numpy", lambda jax: jax.experimental.sparse.BCSR.fromdense(jax.numpy.eye(3))
+    ),
     "jax key": Case("jax", lambda jax: jax.random.key(0)),
     "jax ref": Case("jax jax.numpy", lambda jax: jax.new_ref(jax.numpy.ones(2))),
     "jax deleted": Case("jax jax.numpy", lambda jax: deleted(jax), works=False),
@@ -133,13 +138,17 @@ CASES: dict[str, Case] = {
             "structures": lambda pa: pa.array([{"a": 1}]),
             "chunks of structures": lambda pa: pa.chunked_array([pa.array([{"a": 1}])]),
             "unions": lambda pa: pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]),
-            "chunks of unions": lambda pa: pa.chunked_array([pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])]),
+            "chunks of unions": lambda pa: pa.chunked_array(
+                [pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])]
+            ),
             "run ends": lambda pa: pa.RunEndEncodedArray.from_arrays([2], [1.5]),
             "only nulls": lambda pa: pa.array([None]),
             "chunks of only nulls": lambda pa: pa.chunked_array([pa.array([None])]),
             "fixed lists with null rows": lambda pa: pa.array([[1, 2], None], pa.list_(pa.int64(), 2)),
             "fixed lists with nulls": lambda pa: pa.array([[1, None]], pa.list_(pa.int64(), 2)),
-            "chunks of fixed lists with nulls": lambda pa: pa.chunked_array([pa.array([[1, None]], pa.list_(pa.int64(), 2))]),
+            "chunks of fixed lists with nulls": lambda pa: pa.chunked_array(
+                [pa.array([[1, None]], pa.list_(pa.int64(), 2))]
+            ),
             "lists of text": lambda pa: pa.array([["a"]], pa.list_(pa.string(), 1)),
             "lists of lists of text": lambda pa: pa.array([[["a"]]], pa.list_(pa.list_(pa.string(), 1), 1)),
             "lists of dates": lambda pa: pa.array([[DAY]], pa.list_(pa.date32(), 1)),
@@ -155,7 +164,9 @@ CASES: dict[str, Case] = {
     "pyarrow csr": Case("pa np", lambda pa, np: pa.SparseCSRMatrix.from_dense_numpy(np.eye(3))),
     "pyarrow reader": Case("pa", lambda pa: pa.table({"a": [1]}).to_reader()),
     "pyarrow parquet": Case("pa pyarrow.parquet", lambda pa, pyarrow: parquet(pa, pyarrow), works=False),
-    "pyarrow dataset": Case("pa pyarrow.dataset", lambda pa, pyarrow: pyarrow.dataset.dataset(pa.table({"a": [1]})), works=False),
+    "pyarrow dataset": Case(
+        "pa pyarrow.dataset", lambda pa, pyarrow: pyarrow.dataset.dataset(pa.table({"a": [1]})), works=False
+    ),
     "pyarrow schema": Case("pa", lambda pa: pa.schema({"a": pa.int64()}), works=False),
     # ---- pandas
     "pandas objects": Case("pd", lambda pd: pd.Series([1, None], dtype=object), works=False),
@@ -229,15 +240,31 @@ CASES: dict[str, Case] = {
     "nanoarrow text": Case("nanoarrow", lambda nanoarrow: nanoarrow.Array(["a"], nanoarrow.string())),
     "nanoarrow dates": Case("nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array([DAY]))),
     "nanoarrow lists": Case("nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array([[1], [2, 3]]))),
-    "nanoarrow decimals": Case("nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array([decimal.Decimal("1.5")]))),
-    "nanoarrow dictionary": Case("nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array(["a"]).dictionary_encode())),
-    "nanoarrow unions": Case("nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]))),
+    "nanoarrow decimals": Case(
+        "nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array([decimal.Decimal("1.5")]))
+    ),
+    "nanoarrow dictionary": Case(
+        "nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array(["a"]).dictionary_encode())
+    ),
+    "nanoarrow unions": Case(
+        "nanoarrow pa",
+        lambda nanoarrow, pa: nanoarrow.Array(pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])),
+    ),
     "nanoarrow only nulls": Case("nanoarrow pa", lambda nanoarrow, pa: nanoarrow.Array(pa.array([None]))),
-    "narwhals nulls": Case("narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series([1, None]), series_only=True)),
+    "narwhals nulls": Case(
+        "narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series([1, None]), series_only=True)
+    ),
     "narwhals text": Case("narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series(["a"]), series_only=True)),
-    "narwhals lists": Case("narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series([[1], [2, 3]]), series_only=True)),
-    "narwhals dates": Case("narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series([DAY]), series_only=True)),
-    "narwhals categories": Case("narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series(["a"], dtype=pl.Categorical), series_only=True)),
+    "narwhals lists": Case(
+        "narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series([[1], [2, 3]]), series_only=True)
+    ),
+    "narwhals dates": Case(
+        "narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.Series([DAY]), series_only=True)
+    ),
+    "narwhals categories": Case(
+        "narwhals pl",
+        lambda narwhals, pl: narwhals.from_native(pl.Series(["a"], dtype=pl.Categorical), series_only=True),
+    ),
     "narwhals lazy": Case("narwhals pl", lambda narwhals, pl: narwhals.from_native(pl.LazyFrame({"a": [1]}))),
     "duckdb relation with nulls": Case("duckdb", lambda duckdb: duckdb.sql("select NULL::int as a")),
     "duckdb relation with text": Case("duckdb", lambda duckdb: duckdb.sql("select 'x' as a")),
@@ -246,15 +273,29 @@ CASES: dict[str, Case] = {
     "duckdb relation with dates": Case("duckdb", lambda duckdb: duckdb.sql("select DATE '2026-11-25' as a")),
     "duckdb relation with lists": Case("duckdb", lambda duckdb: duckdb.sql("select [1] as a")),
     "duckdb connection": Case("duckdb", lambda duckdb: duckdb.connect(), works=False),
-    "geopandas frame": Case("geopandas shapely", lambda geopandas, shapely: geopandas.GeoDataFrame({"a": [1]}, geometry=[shapely.Point(1, 2)])),
-    "geopandas series": Case("geopandas shapely", lambda geopandas, shapely: geopandas.GeoSeries([shapely.Point(1, 2)])),
-    "geometry in a Series": Case("geopandas shapely pd", lambda geopandas, shapely, pd: pd.Series(geopandas.GeoSeries([shapely.Point(1, 2)]))),
-    "geoarrow": Case("geopandas shapely", lambda geopandas, shapely: geopandas.GeoSeries([shapely.Point(1, 2)]).to_arrow()),
-    "geoarrow table": Case("geopandas shapely", lambda geopandas, shapely: geopandas.GeoDataFrame(geometry=[shapely.Point(1, 2)]).to_arrow()),
+    "geopandas frame": Case(
+        "geopandas shapely",
+        lambda geopandas, shapely: geopandas.GeoDataFrame({"a": [1]}, geometry=[shapely.Point(1, 2)]),
+    ),
+    "geopandas series": Case(
+        "geopandas shapely", lambda geopandas, shapely: geopandas.GeoSeries([shapely.Point(1, 2)])
+    ),
+    "geometry in a Series": Case(
+        "geopandas shapely pd", lambda geopandas, shapely, pd: pd.Series(geopandas.GeoSeries([shapely.Point(1, 2)]))
+    ),
+    "geoarrow": Case(
+        "geopandas shapely", lambda geopandas, shapely: geopandas.GeoSeries([shapely.Point(1, 2)]).to_arrow()
+    ),
+    "geoarrow table": Case(
+        "geopandas shapely",
+        lambda geopandas, shapely: geopandas.GeoDataFrame(geometry=[shapely.Point(1, 2)]).to_arrow(),
+    ),
     "datasets": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [1.0, 2.0]}), works=False),
     "datasets lists": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [[1, 2], [3, 4]]}).data.table),
     "datasets Array2D": Case("datasets", lambda datasets: array2d(datasets).data.table),
-    "datasets iterable": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [1.0]}).to_iterable_dataset(), works=False),
+    "datasets iterable": Case(
+        "datasets", lambda datasets: datasets.Dataset.from_dict({"x": [1.0]}).to_iterable_dataset(), works=False
+    ),
     "datasets column": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [1.0]})["x"], works=False),
     # ---- array-likes
     "scipy csr": Case("scipy.sparse np", lambda scipy, np: scipy.sparse.csr_array(np.eye(3))),
@@ -263,7 +304,9 @@ CASES: dict[str, Case] = {
     "scipy lil": Case("scipy.sparse np", lambda scipy, np: scipy.sparse.lil_array(np.eye(3))),
     "scipy dok": Case("scipy.sparse np", lambda scipy, np: scipy.sparse.dok_array(np.eye(3))),
     "scipy csr matrix": Case("scipy.sparse np", lambda scipy, np: scipy.sparse.csr_matrix(np.eye(3))),
-    "scipy operator": Case("scipy.sparse.linalg np", lambda scipy, np: scipy.sparse.linalg.aslinearoperator(np.eye(3)), works=False),
+    "scipy operator": Case(
+        "scipy.sparse.linalg np", lambda scipy, np: scipy.sparse.linalg.aslinearoperator(np.eye(3)), works=False
+    ),
     "sparse": Case("sparse np", lambda sparse, np: sparse.COO.from_numpy(np.eye(3))),
     "sparse gcxs": Case("sparse np", lambda sparse, np: sparse.GCXS.from_numpy(np.eye(3))),
     "sparse dok": Case("sparse np", lambda sparse, np: sparse.DOK.from_numpy(np.eye(3))),
@@ -273,9 +316,13 @@ CASES: dict[str, Case] = {
     "zarr array": Case("zarr np", lambda zarr, np: zarr.array(np.ones(3))),
     "zarr group": Case("zarr np", lambda zarr, np: zarr_group(zarr, np)),
     "xarray dataset of text": Case("xr", lambda xr: xr.Dataset({"a": ("x", ["b"])}), works=False),
-    "xarray tree": Case("xr np", lambda xr, np: xr.DataTree.from_dict({"/": xr.Dataset({"a": ("x", np.ones(2))})}), works=False),
+    "xarray tree": Case(
+        "xr np", lambda xr, np: xr.DataTree.from_dict({"/": xr.Dataset({"a": ("x", np.ones(2))})}), works=False
+    ),
     "dask array": Case("dask.array", lambda dask: dask.array.ones(3), to="dlx"),
-    "dask frame": Case("dask.dataframe pd", lambda dask, pd: dask.dataframe.from_pandas(pd.DataFrame({"a": [1]}), npartitions=1)),
+    "dask frame": Case(
+        "dask.dataframe pd", lambda dask, pd: dask.dataframe.from_pandas(pd.DataFrame({"a": [1]}), npartitions=1)
+    ),
     "dask delayed": Case("dask", lambda dask: dask.delayed(1), works=False),
     "opencv UMat": Case("cv2 np", lambda cv2, np: cv2.UMat(np.ones((2, 2), np.uint8))),
     "anndata": Case("anndata np", lambda anndata, np: anndata.AnnData(np.ones((2, 2), np.float32)), works=False),
@@ -283,7 +330,6 @@ CASES: dict[str, Case] = {
     "sklearn": Case("sklearn.linear_model", lambda sklearn: sklearn.linear_model.LinearRegression(), works=False),
     "transformers config": Case("transformers", lambda transformers: transformers.PretrainedConfig(), works=False),
     "netCDF4": Case("netCDF4", lambda netCDF4: netcdf(netCDF4)),
-    "tables": Case("tables np", lambda tables, np: pytables(tables, np), works=False),
     "h5py text": Case("h5py", lambda h5py: h5(h5py, ["a"]), works=False),
     "tensorflow sparse": Case("tf", lambda tf: tf.sparse.eye(3)),
     "tensorflow ragged": Case("tf", lambda tf: tf.ragged.constant([[1, 2], [3]])),
@@ -295,7 +341,7 @@ CASES: dict[str, Case] = {
     "python text": Case("np", lambda np: "a.npy", works=False),
     "python dict view": Case("np", lambda np: {"a": 1}.values(), works=False),
     "generator": Case("np", lambda np: (np.ones(2) for _ in range(2)), works=False),
-}  # fmt: skip
+}
 
 
 def rows(np, values):
@@ -307,6 +353,7 @@ def rows(np, values):
 
 
 def quantized(torch):
+    """Return a quantized tensor."""
     import warnings
 
     with warnings.catch_warnings():
@@ -315,50 +362,53 @@ def quantized(torch):
 
 
 def fake(torch):
+    """Return a tensor without data."""
     with torch._subclasses.FakeTensorMode():
         return torch.ones(2)
 
 
 def deleted(jax):
+    """Return an array whose memory is gone."""
     made = jax.numpy.ones(2) + 1
     made.delete()
     return made
 
 
 def parquet(pa, pyarrow):
+    """Return an open Parquet file."""
     sink = pa.BufferOutputStream()
     pyarrow.parquet.write_table(pa.table({"a": [1]}), sink)
     return pyarrow.parquet.ParquetFile(pa.BufferReader(sink.getvalue()))
 
 
 def arrowed(pd, pa, values, kind=None):
+    """Return a Series of a dtype of pyarrow."""
     return pd.Series(values, dtype=pd.ArrowDtype(kind or pa.array(values).type))
 
 
 def array2d(datasets):
+    """Return a dataset with a column of matrices."""
     features = datasets.Features({"x": datasets.Array2D((2, 2), "int64")})
     return datasets.Dataset.from_dict({"x": [[[1, 2], [3, 4]]]}, features=features)
 
 
 def zarr_group(zarr, np):
+    """Return a group with one array."""
     group = zarr.group()
     group["a"] = np.ones(3)
     return group
 
 
 def netcdf(netCDF4):
-    file = netCDF4.Dataset("x.nc", "w", diskless=True)
+    """Return a variable of a file in memory."""
+    file = netCDF4.Dataset(f"{next(NUMBERS)}.nc", "w", diskless=True)
     file.createDimension("x", 2)
     made = file.createVariable("a", "f4", ("x",))
     made[:] = 1
     return made
 
 
-def pytables(tables, np):
-    file = tables.open_file("x.h5", "w", driver="H5FD_CORE", driver_core_backing_store=0)
-    return file.create_array(file.root, "a", np.ones(3))
-
-
 def h5(h5py, value):
-    file = h5py.File(f"{id(value)}.h5", "w", driver="core", backing_store=False)
+    """Return a dataset of a file in memory."""
+    file = h5py.File(f"{next(NUMBERS)}.h5", "w", driver="core", backing_store=False)
     return file.create_dataset("a", data=value)
