@@ -153,6 +153,7 @@ WITHOUT_A_CASE = {  # an expression that no case provokes -> the class that it i
     ".astype": "numpy:ndarray",
     ".backward()": "torch:Tensor",
     ".conj()": "torch:Tensor",
+    ".conj().resolve_neg()": "torch:Tensor",
     ".contiguous()": "warp:indexedarray",
     ".cpu()": "torch:Tensor",
     ".cuda_stream": None,  # said of streams that may have it
@@ -168,10 +169,12 @@ WITHOUT_A_CASE = {  # an expression that no case provokes -> the class that it i
     ".view('uint16')": "numpy:ndarray",
     "Adapter.export": "dlx.adapter:Adapter",
     "batch.tensors": "nvidia.dali.pipeline:DataNode",
+    "dataset[:]": None,  # of h5py's datasets
     "handle.filenos()": "dlx._sharing.handle:Handle",
     "list(batch.tensors)": None,  # of nvidia.dali's batches
     "list(it)": None,
     "value()": None,  # a class that is named
+    "value(...)": None,
 }
 TEXTS = {text: (path, found) for path, text, found in advice.declared(ROOT)}
 SPLIT = re.compile(r"value|\{[a-z]+\}|\{\}")

@@ -161,7 +161,7 @@ def declared(root):
             else:
                 text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if _ADVICE.match(text) and " " in text and text.endswith((".", "!")):
-                found = set(expressions(re.sub(r"\{(call|take|many|one|values)\}", "", text)))
+                found = set(expressions(re.sub(r"\{(call|take|many|one)\}", "", text.replace("{values}", "value"))))
                 if found - _SUFFIXES:
                     yield path, text, sorted(found - _SUFFIXES)
 

@@ -229,6 +229,7 @@ CASES: dict[str, Case] = {
             "lists of text": lambda pl: pl.Series([["a"]], dtype=pl.Array(pl.String, 1)),
             "lists of dates": lambda pl: pl.Series([[DAY]], dtype=pl.Array(pl.Date, 1)),
             "lists of decimals": lambda pl: pl.Series([[decimal.Decimal("1.5")]], dtype=pl.Array(pl.Decimal(5, 1), 1)),
+            "lists of structures": lambda pl: pl.Series([[{"a": 1}]], dtype=pl.Array(pl.Struct({"a": pl.Int64}), 1)),
             "int128": lambda pl: pl.Series([1], dtype=pl.Int128),
         }.items()
     },
