@@ -173,3 +173,11 @@ def test_every_public_function_names_itself():
     others = {"empty", "from_managed", "from_pointer", "cffi_builder", "get_include"}
     functions = {name for name in dlx.__all__ if callable(getattr(dlx, name)) and name[0].islower()}
     assert functions - set(REFUSED) - refuse_nothing - others == {"hookimpl"}
+
+
+@pytest.mark.parametrize("name", ["array_namespace", "borrow", "describe", "from_dlpack", "shares_memory", "to_capsule"])
+def test_a_container_is_not_said_to_lack_an_adapter(name):
+    """Functions of one array say that it is a container, and which functions take it."""
+    error = refusal(REFUSED[name][1], [b"abc"])
+    assert error.reason == "it is a container, and one array is needed"
+    assert "dlx.convert" in error.fix
