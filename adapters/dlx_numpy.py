@@ -515,14 +515,16 @@ def _native_order(obj: Any) -> Any:
     return obj.astype(_native(obj.dtype), order="K")
 
 
+_ENCODE = "Encode it as numbers first, as numpy.unique(x, return_inverse=True)[1] does."
+_OBJECTS = "Call numpy.array(list(x)) first, or dlx.stack(x, to=...) if they are arrays of one shape."
+
+
 def _why_refused(dtype: Any) -> tuple[str, str] | None:
     """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
     if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:  # whose kinds and chars are anything
         return None
     if dtype.kind == "T":
-        return f"DLPack has no text ({dtype})", "Convert the text to numbers first."
-    if dtype.hasobject:
-        return f"dtype {dtype} holds Python objects", "Convert to a numeric dtype with .astype first."
+        return f"DLPack has no text ({dtype})", _ENCODE
     if dtype.kind in "mM":
         return f"DLPack has no dates or durations ({dtype})", "Call .view('int64') first and keep the unit yourself."
     if not dtype.itemsize and dtype.kind == "V":
@@ -530,8 +532,12 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     if dtype.names is not None:
         first = f": a[{dtype.names[0]!r}]" if dtype.names else ""
         return f"DLPack has no structures ({dtype})", f"Convert the fields one by one{first}."
-    if dtype.kind in "SUV" and dtype.type.__module__ == "numpy":
-        return f"DLPack has no text or raw bytes ({dtype})", "Call .view('uint8') if the bytes are what you need."
+    if dtype.hasobject:
+        return f"dtype {dtype} holds Python objects", _OBJECTS
+    if dtype.kind in "SU" and dtype.type.__module__ == "numpy":
+        return f"DLPack has no text ({dtype})", _ENCODE
+    if dtype.kind == "V" and dtype.type.__module__ == "numpy":
+        return f"DLPack has no raw bytes ({dtype})", "Call .view('uint8') if the bytes are what you need."
     if dtype.char in "gG" and dtype.itemsize != (8 if dtype.char == "g" else 16):
         wide = "float64" if dtype.char == "g" else "complex128"
         return f"{dtype} has no counterpart in other frameworks", f"Call .astype('{wide}') first."

@@ -56,7 +56,7 @@ class OnnxRuntimeAdapter(Adapter):
     def describe(self, obj: Any) -> Description:
         if self.dtypes.from_native(obj.data_type()) is not None:
             return Description()
-        fix = "Convert the tensors of numbers that it holds, or what its numpy() gives."
+        fix = "Convert the tensors of numbers that it holds, or what its .numpy() gives."
         return Description(
             blockers=(Blocker(f"it is {obj.data_type() or 'empty'}, no tensor of numbers", fix, DTypeError),)
         )

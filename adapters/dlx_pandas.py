@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import dlx
 from dlx.adapter import Adapter, ArrayInfo, ArrowSource, Blocker, Container, Description, FastPath, Tensor, type_name
-from dlx.errors import DTypeError, LayoutError
+from dlx.errors import DlxError, DTypeError, LayoutError
 
 _PROTOCOLS = ("__arrow_c_stream__",)
 
@@ -42,14 +42,22 @@ def _info(framework: str, series: Any, tensor: Tensor) -> ArrayInfo:
     return ArrayInfo.of_tensor(tensor, framework, type(series), _PROTOCOLS)
 
 
-def _why_refused(dtype: Any) -> tuple[str, str] | None:
+_OBJECTS = "Call numpy.array(list(x)) first, or dlx.stack(x, to=...) if they are arrays of one shape."
+
+
+def _why_refused(series: Any) -> tuple[str, str] | None:
     """Return (reason, fix) for a dtype that Arrow's interface would guess, or refuse without a remedy."""
+    dtype = series.dtype
     if isinstance(dtype, sys.modules["pandas"].SparseDtype):
         return "its values are sparse", "Call .sparse.to_dense() first."
+    if dtype.name == "geometry":
+        if not hasattr(type(series), "get_coordinates"):
+            return "it has geometries", "Convert geopandas.GeoSeries(x).get_coordinates()."
+        return "it has geometries", "Convert its .get_coordinates(), or of points its .x and its .y."
     if not isinstance(dtype, sys.modules["numpy"].dtype):
         return None
     if dtype.hasobject:
-        return "it has Python objects", "Call .astype of a dtype first."
+        return "it has Python objects", _OBJECTS
     if _is_long(dtype):
         wide = "float64" if dtype.kind == "f" else "complex128"
         return f"{dtype} has no counterpart in other frameworks", f"Call .astype('{wide}') first."
@@ -79,12 +87,15 @@ class PandasAdapter(ArrowSource):
 
     def describe(self, obj: Any) -> Description:
         tensor = _shared(obj)
-        refused = None if tensor is not None else _why_refused(obj.dtype)
+        refused = None if tensor is not None else _why_refused(obj)
         if refused is not None:
             info = ArrayInfo(self.name, type_name(type(obj)), None, str(obj.dtype), obj.shape)
             return Description(info, (Blocker(*refused, DTypeError),))
         if tensor is None:
-            return super().describe(obj)
+            try:
+                return super().describe(obj)
+            except DlxError as error:  # of a dtype that pyarrow does not know
+                raise error.complete(fix="Call .astype of a dtype of numbers first.") from error.__cause__
         return Description(functools.partial(_info, self.name, obj, tensor), (), tensor)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:

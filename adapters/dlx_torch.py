@@ -481,7 +481,7 @@ class TorchAdapter(Adapter):
             )
         if obj.is_meta:
             return _refuse(
-                "it is on the meta device, which has no data", "Materialise it with .to_empty() and fill it."
+                "it is on the meta device, which has no data", "Fill a new one: torch.empty_like(x, device='cpu')."
             )
         if obj.layout is not torch.strided:
             kind = str(obj.layout).removeprefix("torch.")

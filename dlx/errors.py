@@ -154,6 +154,20 @@ def sentences(*parts: str) -> str:
 
 # ---- the family ------------------------------------------------------------------------------------------------------
 
+_VERBS = {"from_dlpack": "convert", "from_managed": "convert", "from_pointer": "convert"}
+"""What functions do that are not named by a verb."""
+
+_VERBS_WITHOUT_TARGET = {
+    "array_namespace": "find the namespace of",
+    "borrow": "borrow",
+    "describe": "describe",
+    "read": "read",
+    "share": "share",
+    "shares_memory": "compare the memory of",
+    "to_capsule": "export",
+}
+"""What functions do that have no target. Messages do not show the one that they use inside."""
+
 
 class DlxError(Exception):
     """Base of everything that dlx raises.
@@ -188,6 +202,9 @@ class DlxError(Exception):
     ----------
     source, target, path, root, option, via, details, sharing
         The parameters, to be read by programs. Every sentence is made from them when it is read.
+    action
+        Name of the function of dlx that was called: ``"convert"``, ``"open"``, ``"share"``; ``"read"`` for a file that
+        is open.
     brief
         The reason without its details.
     reason
@@ -197,6 +214,8 @@ class DlxError(Exception):
     fix
         What to do: the sentence about `option`, then the one that was passed.
     """
+
+    action = "convert"
 
     def __init__(
         self,
@@ -259,8 +278,9 @@ class DlxError(Exception):
     def __str__(self) -> str:
         asked = ""
         if self.source:
-            asked = f"cannot convert {self.source}"
-            if self.target:
+            verb = _VERBS_WITHOUT_TARGET.get(self.action)
+            asked = f"cannot {verb or _VERBS.get(self.action, self.action)} {self.source}"
+            if self.target and verb is None:
                 asked += f" to {self.target!r}"
             if self.sharing:
                 asked += " without a copy"
@@ -326,6 +346,8 @@ class ConsumedError(ProtocolError):
 
 class FileError(DlxError, ValueError):
     """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
+
+    action = "read"
 
 
 class HandleError(DlxError, ValueError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.module import set_module
+from dlx._core.tracebacks import public
 from dlx._engine.request import not_an_array
 from dlx._registry.registry import registry
 from dlx.errors import AdapterNotFoundError, PluginError
@@ -15,6 +16,7 @@ from dlx.errors import AdapterNotFoundError, PluginError
 __all__ = ["array_namespace"]
 
 
+@public
 @set_module("dlx")
 def array_namespace(*arrays: Any) -> Any:
     """Return the namespace of arrays of one framework: the module whose functions take them.
@@ -82,9 +84,8 @@ def _namespace(array: Any) -> Any:
             return ask(array)
         except Exception as error:
             raise foreign_error("its __array_namespace__ failed:", error, source=type_name(type(array))) from error
-    what = type_name(type(array))
     raise AdapterNotFoundError(
-        f"{what} has no functions for arrays: its adapter names no namespace, and it has no __array_namespace__",
-        source=what,
+        "it has no functions for arrays: its adapter names no namespace, and it has no __array_namespace__",
+        source=type_name(type(array)),
         fix="Convert it to a framework that computes, such as dlx.convert(x, to='numpy').",
     )

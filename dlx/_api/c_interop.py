@@ -230,17 +230,18 @@ class borrow:  # noqa: N801
         self._entered = True
         obj, self._obj = self._obj, None
         readonly, stream = self._options
-        if readonly:
-            tensor = _tensor(obj, stream=stream)
-        else:
-            try:
-                reason = "it is read-only, and it was not said that it will only be read"
-                tensor = _writable(obj, "DLTensor *", reason, "Pass readonly=True.", stream=stream, copy=False)
-            except CopyRequiredError as error:
-                if ("copy", None) in error.option:  # `copy` is no option of this call
-                    error.option = (("readonly", True),)
-                    error.via = "to have a copy read, or give a copy of your own to be written to"
-                raise
+        try:
+            if readonly:
+                tensor = _tensor(obj, stream=stream)
+            else:
+                fix = "Pass readonly=True if you only read it."
+                tensor = _writable(obj, "DLTensor *", "it is read-only", fix, stream=stream, copy=False)
+        except DlxError as error:
+            error.action = "borrow"
+            if isinstance(error, CopyRequiredError) and ("copy", None) in error.option:  # it is no option of this call
+                error.option = (("readonly", True),)
+                error.via = "to have a copy read, or give a copy of your own to be written to"
+            raise
         lent = None if readonly else obj
         try:
             if stream is None and cuda.is_cuda(tensor.device):

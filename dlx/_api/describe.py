@@ -7,12 +7,14 @@ from typing import Any
 from dlx._api.traced import leave_out
 from dlx._core.array_info import ArrayInfo
 from dlx._core.module import set_module
+from dlx._core.tracebacks import public
 from dlx._engine.fast_path import exported
 from dlx._engine.request import array_info
 
 __all__ = ["describe"]
 
 
+@public
 @set_module("dlx")
 def describe(obj: Any) -> ArrayInfo:
     """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.

@@ -11,6 +11,7 @@ from dlx._core.extension import lib
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
+from dlx._core.tracebacks import public
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import abstract, adapter_failed, info_of
@@ -42,6 +43,7 @@ class Extent(NamedTuple):
     axes: tuple[tuple[int, int], ...]  # (step in bytes > 0, most > 0)
 
 
+@public
 @set_module("dlx")
 def shares_memory(a: Any, b: Any) -> bool:
     """Say whether two arrays, of any frameworks, have at least one byte of memory in common.

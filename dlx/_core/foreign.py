@@ -1,11 +1,13 @@
 """Safe inspection of foreign exceptions, values and classes, any of which may raise when inspected.
 
-A failing repr never hides the original error: what cannot be shown is named by its class, and long texts are cut.
+A failing repr never hides the original error: what cannot be shown is named by its class, and long texts are cut. Of a
+message the first line is shown, without the folders of libraries: the rest is C++ frames and advice for others.
 Interrupts and `MemoryError` propagate.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ __all__ = [
     "cut",
     "derives",
     "exception_text",
+    "first_line",
     "foreign_error",
     "is_key",
     "message_of",
@@ -29,6 +32,13 @@ __all__ = [
 
 MAX_MESSAGE = 1000
 """Characters of a foreign message that dlx repeats; the exception itself, the `__cause__`, has them all."""
+
+_PART = r"[^/\s:'\"()<>,]+"
+_FOLDERS = re.compile(
+    rf"(?<![\w./])(?:[A-Za-z]:)?/(?:(?:{_PART}/)*(?:site|dist)-packages/"
+    rf"|(?:{_PART}/)+(?={_PART}\.(?:so|dylib|dll|pyd|py|pyx|c|cc|cpp|cu|cuh|h|hpp|rs)\b))"
+)
+"""The folders of a library or a source file, which tell a reader nothing."""
 
 Value = TypeVar("Value")
 
@@ -41,10 +51,16 @@ _module = type.__dict__["__module__"].__get__
 # ---- exceptions and values -------------------------------------------------------------------------------------------
 
 
+def first_line(text: str) -> str:
+    """Return the first line of a message that has words, without the folders of libraries."""
+    line = str.lstrip(text).partition("\n")[0].rstrip()
+    return _FOLDERS.sub("", line) if "/" in line else line
+
+
 def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
-    """Return what an exception says, cut where it is long; empty where it says nothing."""
+    """Return the first line of what an exception says, cut where it is long; empty where it says nothing."""
     try:
-        return cut(str(error), most)
+        return cut(first_line(str(error)), most)
     except MemoryError:
         raise
     except Exception as failure:

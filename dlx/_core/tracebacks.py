@@ -79,11 +79,21 @@ def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **op
 
 
 def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> None:
-    """Shorten the traceback of a refusal; say of a call that was wrong which keyword was meant."""
+    """Name the function in a refusal and shorten its traceback; say of a wrong call which keyword was meant."""
     if isinstance(error, REFUSALS):
+        _name_action(error, function.__name__)
         shorten(error)
     elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # the function did not begin
         check_names(function, names)
+
+
+def _name_action(error: BaseException, action: str) -> None:
+    """Note which function was called; of nested calls the outermost one is noted last."""
+    if isinstance(error, DlxError):
+        error.action = action
+    elif isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            _name_action(each, action)
 
 
 native.set_refused(_complete)

@@ -192,14 +192,12 @@ def not_an_array(obj: Any) -> DlxError:
     broken = registry.broken_for(type(obj))
     if broken is not None:
         return broken.complete(source=name)
+    reason = "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
     if is_proxy(type(obj)):
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif container_of(type(obj)) is not None:
-        return AdapterNotFoundError(
-            "it is a container, and one array is needed",
-            source=name,
-            fix="Give one of the arrays in it; dlx.convert and dlx.plan take whole containers.",
-        )
+        reason = "it is a container, and one array is needed"
+        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
         try:
             if (refused := not_readable(type(obj))) is not None:
@@ -211,8 +209,4 @@ def not_an_array(obj: Any) -> DlxError:
             fix = ""
         in_python = module_of(type(obj)) == "builtins"
         fix = fix or ("Give an array, or an object with a buffer such as bytes." if in_python else HELD)
-    return AdapterNotFoundError(
-        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer",
-        source=name,
-        fix=fix,
-    )
+    return AdapterNotFoundError(reason, source=name, fix=fix)

@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
-from dlx._core.foreign import foreign_error, module_of, type_name
+from dlx._core.foreign import class_name, first_line, foreign_error, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx._protocols.dlpack import answered
@@ -128,6 +128,8 @@ class Column:
     ----------
     kind
         The type of the object that it comes from.
+    number
+        Of the table's columns; -1 for what is no table.
     type
         Its Arrow type.
     dtype
@@ -146,7 +148,6 @@ class Column:
 
     __slots__ = (
         "_data",
-        "_number",
         "_permuted",
         "address",
         "device",
@@ -155,13 +156,14 @@ class Column:
         "kind",
         "n_chunks",
         "n_nulls",
+        "number",
         "shape",
         "strides",
         "type",
     )
 
     def __init__(self, data: object, number: int, kind: type, described: Type) -> None:
-        self._data, self._number, self.kind, self.type = data, number, kind, described
+        self._data, self.number, self.kind, self.type = data, number, kind, described
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))
         self.dtype = DType(dtype) if known else None
@@ -180,11 +182,11 @@ class Column:
 
     def shared(self) -> Tensor:
         """Return a read-only tensor over its memory."""
-        return self._shaped(native.arrow_share(self._data, self._number))
+        return self._shaped(native.arrow_share(self._data, self.number))
 
     def gathered(self) -> Tensor:
         """Return a tensor of its own memory: chunks joined, bools in a byte each."""
-        return self._shaped(native.arrow_gather(self._data, self._number))
+        return self._shaped(native.arrow_gather(self._data, self.number))
 
     def _shaped(self, tensor: Tensor) -> Tensor:
         if not self._permuted:
@@ -264,7 +266,10 @@ def _open(obj: Any) -> tuple[object, Type]:
         answer = native.producer_answer(obj)
         data = native.arrow_open(obj, method) if answer is None else answered(*answer)
         return data, Type(*native.arrow_schema(data))
-    except (DlxError, MemoryError):
+    except DlxError as error:
+        error.brief = first_line(error.brief)  # it may end with a stream's own text
+        raise
+    except MemoryError:
         raise
     except Exception as error:
         raise foreign_error(f"{method}() failed:", error) from error
@@ -308,26 +313,22 @@ def opened(obj: Any) -> Column | Table:
 
 # ---- what is no number -----------------------------------------------------------------------------------------------
 
-_CALLS = {  # how a package's users do it: nulls filled, dates as integers, categories as integers
-    "pyarrow": (
-        ".fill_null(value) or .drop_null()",
-        ".view({!r})",
-        ".dictionary_decode() first, or convert its .indices",
-    ),
-    "polars": (".fill_null(value) or .drop_nulls()", ".to_physical()", ".to_physical() first"),
-    "pandas": (
-        ".fillna(value) or .dropna()",
-        ".astype({!r})",
-        ".cat.codes first",
-    ),
+_CALLS = {  # how a package's users drop nulls, fill them, flatten lists, and make integers of dates and of categories
+    "polars": (".drop_nulls()", ".fill_null(value)", ".explode()", ".to_physical()", ".to_physical()"),
+    "pandas": (".dropna()", ".fillna(value)", ".list.flatten()", ".astype({!r})", ".astype('category').cat.codes"),
 }
 _INTEGERS = {"tdD": 32, "tiM": 32, "tts": 32, "ttm": 32, "tiD": 0, "tin": 0}
 
 
 def null_fix(column: Column) -> str:
     """Return a sentence that says how users of an object's package are rid of nulls."""
-    calls = _calls(column.kind)[0]
-    return f"Call {calls}." if len(column.shape) == 1 else f"They may be inside its lists: call .flatten(){calls}."
+    start, many, one = _in_pyarrow(column)
+    calls = f"{many}.drop_null()", f"{many}.fill_null(value)", f"{one}.flatten()"
+    drop, fill, flat, *_ = _CALLS.get(_package_of(column.kind), calls)
+    if len(column.shape) == 1:
+        return f"{start} {fill} or {drop}."
+    inner = f"{flat}{fill.removeprefix(many)}"
+    return f"{start} {drop} if whole rows are null, else {inner}, and reshape the result."
 
 
 def why_not_gathered(column: Column) -> tuple[str, str]:
@@ -340,70 +341,112 @@ def why_not_gathered(column: Column) -> tuple[str, str]:
 def _package_of(kind: type) -> str:
     """Return the root package of a type, or of the base in one whose calls are known."""
     roots = [module_of(each).partition(".")[0] for each in kind.__mro__]
-    return next((root for root in roots if root in _CALLS), roots[0])
+    return next((root for root in roots if root in (*_CALLS, "pyarrow", "narwhals")), roots[0])
 
 
-def _calls(kind: type) -> tuple[str, str, str]:
-    return _CALLS.get(
-        _package_of(kind),
-        (".fill_null(value)", ".cast({!r})", ".dictionary_decode(), or what decodes it there"),
-    )
+def _in_pyarrow(column: Column) -> tuple[str, str, str]:
+    """Return how a user calls methods of pyarrow: the verb, what is before a method of a column, and of one chunk."""
+    package, name = _package_of(column.kind), class_name(column.kind)
+    if package in _CALLS or package == "pyarrow":
+        return "Call", "", ".combine_chunks()" if name in ("ChunkedArray", "Table") else ""
+    place = f"[{column.type.name!r}]" if column.number >= 0 else ""
+    if package == "narwhals":
+        made, is_one = f"it.to_arrow(){place}", not place
+    elif not place and hasattr(column.kind, "__arrow_c_array__"):
+        made, is_one = "pyarrow.array(it)", True
+    else:
+        made, is_one = f"pyarrow.table(it){place}" if place else "pyarrow.chunked_array(it)", False
+    return f"With x = {made}, call", "x", "x" if is_one else "x.combine_chunks()"
 
 
-def why_refused(kind: type, described: Type, shown: str = "") -> tuple[str, str]:
-    """Return (reason, fix) for a type that is not one number per value.
+def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
+    """Return (reason, fix) for a column whose type is not one number per value.
 
     Parameters
     ----------
-    kind
-        The type of the object.
-    described
-        Its Arrow type.
+    column
+        The column.
     shown
-        What the object's package calls that.
+        What the object's package calls its type.
     """
+    described, package = column.type, _package_of(column.kind)
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)
-    _, integers, decode = _calls(kind)
+    call, many, one = _in_pyarrow(column)
+    depth = sum(each.format.startswith("+w:") for each in _levels(described))
+    if depth:
+        many = one = one + ".flatten()" * depth
+    take = "Convert its" if call == "Call" else f"{call.removesuffix('call')}convert"
+    calls = _CALLS.get(package)
     if inner.has_dictionary:
-        return f"it is a dictionary array ({name})", f"Call {decode}."
+        decode = f"Call {calls[4]} first." if calls else f"{take} {one}.indices, and keep its categories yourself."
+        return f"it is a dictionary array ({name})", decode
     if inner.extension:
-        own = _OWN_FIXES.get((_package_of(kind), inner.extension)) or _OWN_FIXES.get((_package_of(kind), _EXTENSION))
-        return f"{_EXTENSION} {name}", own or "Convert its .storage."
+        own = _OWN_FIXES.get((package, inner.extension)) or _OWN_FIXES.get((package, _EXTENSION))
+        return f"{_EXTENSION} {name}", own or _without_extension(inner.extension, column, f"{take} {one}")
     if text.startswith("t"):
         bits = _INTEGERS.get(text, 64)
-        fix = f"Call {integers.format(f'int{bits}')} first, and keep the unit yourself." if bits else _APART
-        return f"DLPack has no dates, times or durations ({name})", fix
-    for start, reason, fix in _REFUSED:
-        if text.startswith(start):
-            return f"{reason} ({name})", _OWN_FIXES.get((_package_of(kind), reason), fix)
-    return f"DLPack has no values of this type ({name})", "Convert its buffers if the bytes are what you need."
+        stored = "[pyarrow]" * (package == "pandas" and text[:2] in ("td", "tt"))
+        integers = (calls[3] if calls else f"{many}.cast({{!r}})").format(f"int{bits}{stored}")
+        return (
+            f"DLPack has no dates, times or durations ({name})",
+            f"{call} {integers} first, and keep the unit yourself." if bits else _APART,
+        )
+    reason, fix = next((rest for start, *rest in _REFUSED if text.startswith(start)), _OTHER)
+    own = _OWN_FIXES.get((package, text[:2])) or _OWN_FIXES.get((package, reason))
+    if own and calls and depth:  # its chain begins after the first space
+        own = own.replace(" .", f" {calls[2] * depth}.", 1)
+    values = ".value_type" * (depth + 1)
+    return f"{reason} ({name})", own or fix.format(call=call, take=take, many=many, one=one, values=values)
+
+
+def _without_extension(extension: str, column: Column, start: str) -> str:
+    """Return a sentence that says what to convert instead of an extension array."""
+    if extension.startswith("geoarrow."):
+        kind = "GeoSeries" if column.number < 0 else "GeoDataFrame"
+        return f"Convert geopandas.{kind}.from_arrow(it).get_coordinates()."
+    return f"{start}.{'to_numpy(zero_copy_only=False)' if extension.startswith('datasets.') else 'storage'}."
 
 
 _APART = "Convert its parts apart."
-_TEXT = ("DLPack has no text or raw bytes", "Convert its .buffers() if the bytes are what you need.")
+_TEXT = ("DLPack has no text or raw bytes", "{take} {one}.dictionary_encode().indices, which encodes it as numbers.")
 _VARYING = "its values vary in length"
 _NULLS = "it holds nulls only, without a type"
 _EXTENSION = "DLPack has no counterpart of"
+_OTHER = ("DLPack has no values of this type", "Cast it to a type of numbers first.")
 _OWN_FIXES = {  # where a package has not what pyarrow has
     ("polars", _TEXT[0]): "Encode it as numbers first, as .cast(pl.Categorical).to_physical() does.",
-    ("polars", _VARYING): "Convert its .explode() and its .list.len() apart.",
+    ("polars", _VARYING): (
+        "Call .list.to_array(n) first if its rows have one length n, else convert its .explode() and its .list.len() "
+        "apart."
+    ),
+    ("polars", "vz"): "Encode it as numbers first, as .rank('dense') does.",
+    ("polars", "w:"): "Make numbers of them first, as .map_elements(float, pl.Float64) does.",
     ("polars", "DLPack has no decimals"): "Call .cast(pl.Float64) first, if that is exact enough.",
+    ("polars", "DLPack has no structures"): "Convert its fields one by one: .struct.unnest().",
+    ("polars", _NULLS): "Call .cast(pl.Float64).fill_null(value) first.",
+    ("polars", _OTHER[0]): "Call .cast(pl.Int64) first, if its values fit.",
     ("pandas", _TEXT[0]): "Encode it as numbers first, as .astype('category').cat.codes does.",
-    ("pandas", _VARYING): "Convert its .explode(), and the lengths of its values apart.",
+    ("pandas", _VARYING): "Convert its .list.flatten() and its .list.len() apart.",
     ("pandas", "DLPack has no decimals"): "Call .astype('float64') first, if that is exact enough.",
     ("pandas", "DLPack has no structures"): "Convert its fields one by one: .struct.field(0).",
-    ("pandas", _NULLS): "Call .astype of a dtype and .fillna(value) first.",
+    ("pandas", _NULLS): "Call .astype('float64').fillna(value) first.",
     ("pandas", "pandas.period"): "Call .astype('int64') first, and keep the frequency yourself.",
     ("pandas", "pandas.interval"): "Convert its .array.left.to_numpy() and its .array.right.to_numpy() apart.",
     ("pandas", _EXTENSION): "Call .astype of a dtype of numbers first.",
 }
 _REFUSED = (  # beginning of the format, reason, fix
-    ("d:", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
-    ("+r", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
-    ("+u", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
-    ("+s", "DLPack has no structures", "Convert its columns, or its fields (.field(0)), one by one."),
-    ("+", _VARYING, "Convert its .flatten() and its .offsets apart."),
-    ("n", _NULLS, "Call .cast with a type and .fill_null(value) first."),
+    ("d:", "DLPack has no decimals", "{call} {many}.cast('float64') first, if that is exact enough."),
+    ("+r", "it is run-end encoded", "{call} pyarrow.compute.run_end_decode(x) first."),
+    ("+u", "DLPack has no unions", "{take} {one}.field(0), and its other fields."),
+    ("+s", "DLPack has no structures", "{take} {one}.field(0), and its other fields."),
+    ("+m", _VARYING, "{take} {one}.keys, {one}.items and {one}.offsets apart."),
+    (
+        "+",
+        _VARYING,
+        "{call} {many}.cast(pyarrow.list_(x.type{values}, n)) first if its rows have one length n, else convert "
+        "{one}.flatten() and {one}.offsets apart.",
+    ),
+    ("n", _NULLS, "{call} {many}.cast('float64').fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),
 )

@@ -87,7 +87,7 @@ class ArrowSource(Adapter):
 
     def _blocker(self, obj: Any, column: arrow.Column) -> Blocker | None:
         if column.dtype is None:
-            return Blocker(*arrow.why_refused(column.kind, column.type, self.shown(obj)), DTypeError)
+            return Blocker(*arrow.why_refused(column, self.shown(obj)), DTypeError)
         if column.n_nulls:
             why = f"it has {column.n_nulls} null{'s' * (column.n_nulls > 1)}, which DLPack cannot say"
             return Blocker(why, arrow.null_fix(column), LayoutError)

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Any) -> int:
     """Run one command; a failure is printed in one line, also where foreign code raised it."""
     try:
-        from dlx._core.foreign import class_name, exception_text, message_of, safe_repr
+        from dlx._core.foreign import class_name, exception_text, safe_repr
         from dlx._core.text import one_line
         from dlx.cli.model import BadInput
         from dlx.cli.render.screen import Screen
@@ -71,7 +71,7 @@ def _run(arguments: Any) -> int:
             screen.flush()
             return status
     except (BadInput, DlxError) as error:
-        text, kind = message_of(error, 1400), type(error).__name__
+        text, kind = str(error), type(error).__name__
     except MemoryError:
         text, kind = "out of memory", "MemoryError"
     except SystemExit as error:  # of code that was imported, or that an object holds

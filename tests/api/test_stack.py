@@ -61,7 +61,7 @@ def test_devices_are_told_apart_by_their_number():
         with pytest.raises(errors.DlxError) as caught:
             dlx.stack(rows, to="dlx")
         assert caught.value.where == "arrays[2]"
-    with pytest.raises(errors.DeviceError, match="cannot convert 2 arrays to 'dlx'"):
+    with pytest.raises(errors.DeviceError, match="cannot stack 2 arrays to 'dlx'"):
         dlx.stack([one, one], to="dlx")
 
 

@@ -89,7 +89,7 @@ def test_legacy_and_foreign_objects(module):
     )
     assert one("made_here:old", "--to", "none")["capsule"] == {"name": "dltensor", "version": None, "flags": []}
     assert one("made_here:new", "--to", "none")["capsule"]["version"] == [1, 3]
-    assert one("made_here:shy", "--to", "none")["capsule"] == {"refused": "BufferError: not\\nnow"}
+    assert one("made_here:shy", "--to", "none")["capsule"] == {"refused": "BufferError: not"}
     assert one("made_here:text", "--to", "none")["capsule"] == {}
 
 
@@ -114,7 +114,7 @@ def test_an_interrupt_is_no_error(module):
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
-        ("raise RuntimeError('no\\nway')", "made_here:x", "importing made_here failed: RuntimeError: no\\nway"),
+        ("raise RuntimeError('no\\nway')", "made_here:x", "importing made_here failed: RuntimeError: no"),
         ("import sys; sys.exit(3)", "made_here:x", "importing made_here failed: SystemExit: 3"),
         (
             "x = 3",
@@ -129,7 +129,7 @@ def test_an_interrupt_is_no_error(module):
         ),
         ("x = {'a': [b'abc']}", "made_here:x['b']", "made_here has no x['b']: KeyError"),
         ("x = 3", "made_here:x", "its type is int, which is no array and holds none"),
-        ("class X:\n    def state_dict(self): raise OSError('no\\nway')\nx = X()", "made_here:x", "OSError: no\\nway"),
+        ("class X:\n    def state_dict(self): raise OSError('no\\nway')\nx = X()", "made_here:x", "OSError: no"),
         ("class X:\n    def state_dict(self): return {}\nx = X()", "made_here:x", "whose state_dict() holds no array"),
         ("x = ['a', {1: None}]", "made_here:x", "its type is list, which is no array and holds none"),
         (
