@@ -143,7 +143,6 @@ def _commands() -> dict[str, _Command]:
     sources = [
         _option("sources", nargs="+", metavar="SOURCE", help="see below"),
         _flag("--all", "show every array: fold nothing, cut nothing"),
-        _flag("--mapped", "plan for arrays of files as memory-mapped read-only, not as loaded"),
     ]
     pair = [
         _option("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all"),

@@ -135,18 +135,19 @@ def _looked_at(path: str, obj: Any) -> Entry | None:
     except AdapterNotFoundError:
         return None
     except ConversionError as error:
-        return _refused(path, type_name(type(obj)), error)
+        return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
 
 
 def _refused(path: str, what: str, error: DlxError) -> Entry:
-    return Entry(path, None, what, None, None, "?", refused=one_line(sentences(error.reason, error.fix)))
+    refused = one_line(sentences(error.reason, error.fix))
+    return Entry(path, None, what, None, None, "?", refused=refused, error=error)
 
 
 def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:
     device = str(info.device) if info.device is not None else "?"
-    nbytes = info.nbytes if info.shape is not None else None
+    unknown = info.shape is None or (info.dtype is None and not info.nbytes)
     return Entry(
-        path, info.dtype, info.dtype_name or "?", info.shape, nbytes, device, layout(info), info=info, obj=obj,
+        path, info.dtype, info.dtype_name or "?", info.shape, None if unknown else info.nbytes, device, layout(info), info=info, obj=obj,
         notes=info.notes,
     )  # fmt: skip
 
