@@ -9,7 +9,7 @@ import warnings
 import pytest
 from arrays import address
 from file_samples import WRITERS
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import dlx
@@ -35,9 +35,16 @@ def told(error):
     return type(error).__name__, error.reason, error.fix
 
 
-def of_command(path, to, copy, readonly, detach):
+def of_command(path, to, copy, readonly, detach, device):
     """Return {name: facts} of `dlx plan`, or the line with which it ends."""
-    words = ["--copy", COPY[copy], "--readonly", readonly, *["--detach"] * detach]
+    words = [
+        "--copy",
+        COPY[copy],
+        "--readonly",
+        readonly,
+        *["--detach"] * detach,
+        *["--device", device] * (device is not None),
+    ]
     status, found = command("plan", path, "--to", to, *words)
     if status:
         return found["error"]["message"]
@@ -83,22 +90,25 @@ def named(path, kind):
 
 
 OPTIONS = st.sampled_from([
-    (copy, readonly, detach)
+    (copy, readonly, detach, device)
     for copy in COPY
     for readonly in ("copy", "error", "share")
     for detach in (False, True)
+    for device in (None, "cpu")
 ])  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
-    """The same arrays, outcomes, bytes, and errors with their reasons, whatever the file, the target and the options."""
+    """The same arrays, outcomes, bytes, and errors with their reasons."""
     write, packages = WRITERS[kind]
     for package in packages:
         pytest.importorskip(package)
     targets = [*installed(), "arrow"]
 
-    @settings(max_examples=examples(160), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples(160), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
     @given(st.data(), st.sampled_from(targets), OPTIONS)
     def check(data, to, drawn):
         path = tmp_path / f"{next(NUMBERS)}{kind}"
@@ -110,10 +120,10 @@ def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
     check()
 
 
-def agree(path, kind, to, copy, readonly, detach):
+def agree(path, kind, to, copy, readonly, detach, device):
     """Compare all that speaks of one file."""
-    said = of_command(path, to, copy, readonly, detach)
-    options = {"readonly": readonly, "detach": detach}
+    said = of_command(path, to, copy, readonly, detach, device)
+    options = {"readonly": readonly, "detach": detach, "device": device}
     try:
         view = dlx.open(path, **options)
     except DlxError as error:
@@ -159,18 +169,21 @@ def opened(path, view, planned, to, copy, options):
                 info = dlx.describe(result)
                 if info.nbytes and not is_compressed(view._source[name], path):
                     assert is_mapped(path, result) == (facts[0] != "copied"), facts
-        one = dlx.plan(view._source[name], to=to, copy=copy, **options)
-        assert facts == (told(one.error) if one.error else (one.outcome, one.nbytes))
+        source = view._source[name]
+        for each in (source, *[view[name]] * (type(source) is dlx.Tensor)):
+            one = dlx.plan(each, to=to, copy=copy, **options)
+            assert facts == (told(one.error) if one.error else (one.outcome, one.nbytes))
 
 
 def is_compressed(source, path):
     """Return whether a column was read, since it is compressed: then its own memory is not the file's."""
-    return type(source).__module__.startswith("pyarrow") and not is_mapped(path, source.chunks[0] if hasattr(source, "chunks") else source)
+    chunk = source.chunks[0] if hasattr(source, "chunks") else source
+    return type(source).__module__.startswith("pyarrow") and not is_mapped(path, chunk)
 
 
 def inspected(path, to, said, copy, options):
     """`dlx inspect --to` says what `dlx plan` says without options."""
-    if copy is None and options == {"readonly": "copy", "detach": False}:
+    if copy is None and options == {"readonly": "copy", "detach": False, "device": None}:
         status, found = command("inspect", path, "--to", to)
         assert status == 0
         (source,) = found["sources"]

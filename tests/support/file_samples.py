@@ -51,7 +51,9 @@ def write_safetensors(path, draw):
         {name: torch_tensor(torch, draw).contiguous() for name in draw(names())}, {"a": "b"}
     )
     length, pad = int.from_bytes(written[:8], "little"), draw(st.sampled_from([0, 1, 4, 56]))
-    path.write_bytes((length + pad).to_bytes(8, "little") + written[8 : 8 + length] + b" " * pad + written[8 + length :])
+    path.write_bytes(
+        (length + pad).to_bytes(8, "little") + written[8 : 8 + length] + b" " * pad + written[8 + length :]
+    )
 
 
 def write_shards(path, draw):
@@ -98,7 +100,9 @@ def write_hdf5(path, draw):
             if array.dtype.kind in "UMmV" and array.dtype.names is None:
                 array = np.zeros(array.shape, "S4")
             whole = array.ndim == 0 or array.size == 0
-            options = draw(st.sampled_from([{}, {} if whole else {"chunks": True}, {} if whole else {"compression": 3}]))
+            options = draw(
+                st.sampled_from([{}, {} if whole else {"chunks": True}, {} if whole else {"compression": 3}])
+            )
             file.create_dataset(f"group/{name}" if draw(st.booleans()) else name, data=array, **options)
         file.create_dataset("null", dtype="f4")
         file["text"] = ["x", "yz"]
@@ -140,7 +144,7 @@ def write_arrow(path, draw):
     options = ipc.IpcWriteOptions(compression=draw(st.sampled_from(codecs)))
     new = draw(st.sampled_from([ipc.new_file, ipc.new_stream]))
     with new(path, table.schema, options=options) as writer:
-        for start in range(0, draw(st.integers(0, 3))):
+        for start in range(draw(st.integers(0, 3))):
             writer.write_table(table.slice(start))
 
 

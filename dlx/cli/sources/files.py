@@ -81,7 +81,8 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
     with opened(path) as file:
         kind = kind_of(file)
         if kind in OBJECTS:
-            return {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}[kind](file, readonly or "copy")
+            reader = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}[kind]
+            return reader(file, readonly or "copy")
         arrays = {} if readonly is None else {each.path: each.obj for each in _opened(path, readonly)}
         with read(file, kind) as parts:
             entries = tuple(_entry(each, arrays) for _, contents in parts for each in contents.entries)

@@ -145,9 +145,10 @@ def _refused(path: str, what: str, error: DlxError) -> Entry:
 
 def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:
     device = str(info.device) if info.device is not None else "?"
-    unknown = info.shape is None or (info.dtype is None and not info.nbytes)
+    known = info.shape is not None and (info.dtype is not None or info.nbytes)
+    nbytes = info.nbytes if known else None
     return Entry(
-        path, info.dtype, info.dtype_name or "?", info.shape, None if unknown else info.nbytes, device, layout(info), info=info, obj=obj,
+        path, info.dtype, info.dtype_name or "?", info.shape, nbytes, device, layout(info), info=info, obj=obj,
         notes=info.notes,
     )  # fmt: skip
 
