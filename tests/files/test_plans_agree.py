@@ -170,7 +170,7 @@ def opened(path, view, planned, to, copy, options):
                 if info.nbytes and not is_compressed(view._source[name], path):
                     assert is_mapped(path, result) == (facts[0] != "copied"), facts
         source = view._source[name]
-        for each in (source, *[view[name]] * (type(source) is dlx.Tensor)):
+        for each in (source, view[name]) if type(source) is dlx.Tensor else (source,):
             one = dlx.plan(each, to=to, copy=copy, **options)
             assert facts == (told(one.error) if one.error else (one.outcome, one.nbytes))
 
