@@ -13,6 +13,7 @@ import fcntl
 import functools
 import os
 import secrets
+import sys
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -205,8 +206,8 @@ class Export:
             return True
         return False
 
-    def __del__(self) -> None:
-        if self.is_open_elsewhere():
+    def __del__(self, finalizing: Any = sys.is_finalizing) -> None:
+        if not finalizing() and self.is_open_elsewhere():  # at the end of the process modules may be empty already
             left = Export(self.memories, self._kept, self.events)
             left.segment = self.segment
             _waiting.append(left)

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import struct
+import sys
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,8 +57,9 @@ class Descriptor:
         except OSError:
             return False
 
-    def __del__(self, close: Any = os.close) -> None:
-        if getattr(self, "identity", None) is not None and self.is_ours():
+    def __del__(self, close: Any = os.close, finalizing: Any = sys.is_finalizing) -> None:
+        # At the end of the process modules may be empty already, and the kernel closes it.
+        if getattr(self, "identity", None) is not None and not finalizing() and self.is_ours():
             close(self.number)
 
 
