@@ -377,8 +377,9 @@ def test_a_process_that_keeps_handles_of_devices_ends_quietly(cuda, other):
         out = other(
             """
 found = dlx.attach(handle)
-sys.kept = [found, dlx.share(found), dlx.share([dlx.empty(4, "uint8", "cuda:0"), dlx.empty(4, "uint8", shared=True)])]
-sys.kept.append(lambda kept=sys.kept: kept)
+def make():
+    return [dlx.share(found), dlx.share([dlx.empty(4, "uint8", "cuda:0")]), dlx.attach(handle)]
+os.kept, dlx.kept, errors.kept, json.kept = make(), make(), make(), make()
 print(values(found))
 """,
             handle,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import atexit, functools, multiprocessing, sys, threading
+import atexit, builtins, functools, multiprocessing, sys, threading
 from concurrent.futures import ProcessPoolExecutor
 
 import dlx
@@ -19,28 +19,27 @@ class Kept:
     inside = None
 
 
-def keep(handle, found):
-    "Keep a handle, and what was attached, in every way that outlives modules."
-    HELD["handle"], HELD["found"] = handle, found
-    sys.dlx_kept = [handle, found]
-    Kept.inside = handle
-    Kept.method = lambda self, handle=handle: (handle, found)
-    cycle = [handle, found]
+def keep(make):
+    "Keep handles, each in another way: one that is kept twice is released by the last of them only."
+    HELD["handle"] = make()
+    threading.held, dlx.held, sys.held, builtins.held = make(), make(), make(), make()
+    Kept.inside = make()
+    Kept.method = lambda self, held=make(): held
+    cycle = make()
     cycle.append(cycle)
-    cached = functools.cache(lambda handle=handle: found)
+    cached = functools.cache(lambda held=make(): held)
     cached()
     sys.modules["kept_by_dlx"] = type(sys)("kept_by_dlx")
-    sys.modules["kept_by_dlx"].held = cached, handle
-    atexit.register(lambda: (handle, found))
+    sys.modules["kept_by_dlx"].held = make()
+    atexit.register(lambda held=make(): held)
     started = threading.Event()
-    threading.Thread(target=lambda held: (started.set(), threading.Event().wait()), args=(handle,), daemon=True).start()
+    threading.Thread(target=lambda held: (started.set(), threading.Event().wait()), args=make(), daemon=True).start()
     started.wait()
 
 
 def work(handle):
     found = dlx.attach(handle)
-    keep(dlx.share(found), found)
-    keep(dlx.share(dlx.empty(4, "uint8", shared=True)), found)
+    keep(lambda: [[dlx.share(found), dlx.share(b"x"), dlx.attach(dict(handle)), dlx.empty(4, "uint8", shared=True)]])
     return bytes(memoryview(found))
 
 
@@ -62,7 +61,7 @@ class Data:
 def main(way, method):
     context = multiprocessing.get_context(method)
     handle = dlx.share(bytearray(b"abcd"))
-    keep(handle, dlx.attach(dict(handle)))
+    keep(lambda: [[dlx.share(b"x"), dlx.attach(dict(handle))]])
     if way == "Process":
         queue = context.Queue()
         children = [context.Process(target=put, args=(handle, queue)) for _ in range(2)]
