@@ -23,7 +23,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.text import amount
 from dlx._core.types import Device
-from dlx._sharing.segment import Descriptor, Segment
+from dlx._sharing.segment import Descriptor, Segment, advise
 from dlx.errors import DeviceError, HandleError
 
 __all__ = ["Attached", "Events", "Export", "Memory", "Part", "empty", "exports", "found", "opened", "placed", "waited"]
@@ -239,7 +239,11 @@ class Attached:
 
     def __init__(self, segment: Segment) -> None:
         # By an opening of its own: a descriptor that was sent is the sender's, and its lock would be, too.
-        self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            advise(error)
+            raise
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:

@@ -720,6 +720,43 @@ class TestForeign:
         for close in held:
             close()
 
+    def test_every_seal_is_needed(self, monkeypatch):
+        """A copy of a segment under each set of seals: all but the whole set are refused."""
+        import fcntl
+
+        monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+        with dlx.share(bytearray(b"abc")) as handle:
+            content = os.pread(handle.fileno(), handle["size"], 0)
+            for seals in range(8):
+                segments._held.clear()
+                fd = os.memfd_create("dlx", os.MFD_ALLOW_SEALING)
+                os.write(fd, content)
+                fcntl.fcntl(fd, 1033, seals)
+                plain = {**handle, "fd": fd, "inode": os.fstat(fd).st_ino}
+                for given in (None, fd):
+                    if seals == 7:
+                        assert values(dlx.attach(plain, fd=given)) == b"abc"
+                    else:
+                        with pytest.raises(errors.HandleError, match="it is not sealed"):
+                            dlx.attach(plain, fd=given)
+                os.close(fd)
+
+    def test_a_segment_of_huge_pages_is_refused(self, monkeypatch):
+        """Whatever it holds: to read a page that the system cannot give ends the process."""
+        import fcntl
+
+        try:
+            fd = os.memfd_create("dlx", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
+        except OSError:
+            pytest.skip("no huge pages here")
+        os.ftruncate(fd, 1 << 30)
+        fcntl.fcntl(fd, 1033, 7)
+        plain = {"dlx": 1, "pid": os.getpid(), "fd": fd, "inode": os.fstat(fd).st_ino, "size": 1 << 30}
+        for given in (None, fd):
+            with pytest.raises(errors.HandleError, match="huge pages"):
+                dlx.attach({**plain, "token": "1" * 32}, fd=given)
+        os.close(fd)
+
     def test_a_descriptor_closed_behind_our_back_is_noticed_and_never_closed_twice(self):
         handle = dlx.share(b"abc")
         fd = handle.fileno()
@@ -917,7 +954,7 @@ class TestLeaks:
         assert descriptors() == before
 
     def test_no_descriptor_left(self, python):
-        """Where no file can be opened any more, the error is Python's, and nothing else goes wrong."""
+        """Where no file can be opened any more, the error is an OSError that says what to do."""
         out = python("""
             import os, resource, dlx
             tensor = dlx.from_dlpack(bytearray(4))
@@ -927,9 +964,11 @@ class TestLeaks:
                 try:
                     call()
                 except OSError as error:
-                    print(error.errno)
+                    print(type(error).__name__, error.errno, error.strerror)
         """)
-        assert out == "24\n24\n"
+        first, second = out.splitlines()
+        assert first == second and first.startswith("OSError 24 this process may open no more files, and each handle")
+        assert "ulimit -n" in first
 
     def test_processes_end_with_results_in_globals(self, python):
         python("""
