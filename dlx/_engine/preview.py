@@ -8,6 +8,7 @@ from dlx._containers.failures import Failures, together
 from dlx._containers.tree import Tree
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import type_name
+from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import exported
@@ -67,8 +68,10 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
         batch.describe(transfer)
         decision = transfer.before
         if decision.outcome == "unknown":
-            stage = 1 if transfer.tensor is not None else 2
-            decision = _decided(batch, transfer, probe)
+            stage = 1
+            tensor = transfer.planned()
+            stage = 2 if tensor is None else 1
+            decision = _decided(batch, transfer, tensor, probe)
         info = None if decision.outcome == "unknown" and transfer.said is None else transfer.info()
     except DlxError as error:
         transfer.complete(error, request)
@@ -81,9 +84,8 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
 
 
-def _decided(batch: Batch, transfer: Transfer, probe: bool) -> Decision:
+def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool) -> Decision:
     before = transfer.before
-    tensor = transfer.planned()
     if tensor is None and probe and not before.copies:
         batch.export(transfer)
         tensor = transfer.tensor

@@ -13,6 +13,7 @@ import fcntl
 import functools
 import os
 import secrets
+import sys
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.text import amount
 from dlx._core.types import Device
-from dlx._sharing.segment import Descriptor, Segment
+from dlx._sharing.segment import Descriptor, Segment, advise
 from dlx.errors import DeviceError, HandleError
 
 __all__ = ["Attached", "Events", "Export", "Memory", "Part", "empty", "exports", "found", "opened", "placed", "waited"]
@@ -205,8 +206,8 @@ class Export:
             return True
         return False
 
-    def __del__(self) -> None:
-        if self.is_open_elsewhere():
+    def __del__(self, finalizing: Any = sys.is_finalizing) -> None:
+        if not finalizing() and self.is_open_elsewhere():  # at the end of the process modules may be empty already
             left = Export(self.memories, self._kept, self.events)
             left.segment = self.segment
             _waiting.append(left)
@@ -238,7 +239,11 @@ class Attached:
 
     def __init__(self, segment: Segment) -> None:
         # By an opening of its own: a descriptor that was sent is the sender's, and its lock would be, too.
-        self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            advise(error)
+            raise
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import stat
 import struct
+import sys
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +24,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.text import amount
 from dlx.errors import HandleError
 
-__all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
+__all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "advise", "new_segment", "opened", "placed"]
 
 HEADER = 256  # bytes; what follows is aligned as they are
 VERSION = 2
@@ -56,8 +58,9 @@ class Descriptor:
         except OSError:
             return False
 
-    def __del__(self, close: Any = os.close) -> None:
-        if getattr(self, "identity", None) is not None and self.is_ours():
+    def __del__(self, close: Any = os.close, finalizing: Any = sys.is_finalizing) -> None:
+        # At the end of the process modules may be empty already, and the kernel closes it.
+        if getattr(self, "identity", None) is not None and not finalizing() and self.is_ours():
             close(self.number)
 
 
@@ -221,7 +224,11 @@ def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes
     size = _data_start(sum(parts)) + room
     if size > MAX_SIZE:
         raise MemoryError(f"a segment of {amount(size)}")
-    fd = os.memfd_create("dlx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fd = os.memfd_create("dlx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        advise(error)
+        raise
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
@@ -367,6 +374,8 @@ def _checked(fd: int, token: str, size: int) -> Segment:
         raise HandleError("what it names is no segment: it is not sealed, so that its size could change")
     if found.st_uid != os.geteuid():
         raise HandleError(f"its segment belongs to user {found.st_uid}, and this process to user {os.geteuid()}")
+    if os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
+        raise HandleError("its segment is of huge pages: a reader would end with SIGBUS if the system has too few")
     if found.st_size != size:
         raise HandleError(f"it says {size:,} bytes, and its segment has {found.st_size:,}")
     try:
@@ -393,11 +402,21 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def advise(error: OSError) -> None:
+    """Raise an OSError that says what to do, if no descriptor is left."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        whose = "this process" if error.errno == errno.EMFILE else "this machine"
+        raise OSError(
+            error.errno,
+            f"{whose} may open no more files, and each handle and each attached segment keeps one. Raise the limit "
+            "(ulimit -n), close handles, or share one tree instead of many arrays.",
+        ) from error
+
+
 def _fail(error: OSError, reason: str) -> NoReturn:
     """Raise for an error of the system: what this process has too little of is no fault of a handle."""
     try:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise error
+        advise(error)
         raise (MemoryError if error.errno == errno.ENOMEM else HandleError)(reason) from error
     finally:
         del error  # this frame is in its traceback, and would keep it, and all that it holds, alive

@@ -28,7 +28,7 @@ _SOURCE = """\
 a source is
   a file          .npy .npz .safetensors .gguf: headers only, by dlx itself
                   .pt .pth: by torch with weights_only, memory-mapped
-                  .arrow .arrows .feather .parquet: the schema, by pyarrow
+                  .arrow .arrows .feather .parquet: the columns, by pyarrow
                   .h5 .hdf5: the list of datasets, by h5py
   a folder        all such files in it, or the one checkpoint that it is
   '*.npy'         all files with such names
@@ -143,7 +143,6 @@ def _commands() -> dict[str, _Command]:
     sources = [
         _option("sources", nargs="+", metavar="SOURCE", help="see below"),
         _flag("--all", "show every array: fold nothing, cut nothing"),
-        _flag("--mapped", "plan for arrays of files as memory-mapped read-only, not as loaded"),
     ]
     pair = [
         _option("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all"),

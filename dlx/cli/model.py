@@ -9,6 +9,7 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import DType
+from dlx.errors import DlxError
 
 __all__ = [
     *("BadInput", "Entry", "Fold", "Source"),
@@ -33,13 +34,11 @@ class Entry:
     order: str = ""  # "C", "F", or empty where neither or unknown
     offset: int | None = None  # of the data in the file, in bytes; None where it is not there as it is
     swapped: bool = False  # whether its bytes are in the other order
-    loader: str = ""  # the framework that everybody loads files of its kind by
-    alignment: int = 64  # of its memory once it is loaded, in bytes
-    refused: str = ""  # why no framework takes it
+    refused: str = ""  # why it is no array outside of its own framework
     notes: tuple[str, ...] = ()
-    sample: Any = None  # a few values that fare as the whole does, where a file's kind has arrays of its own
-    info: ArrayInfo | None = None  # what the object says, where there is one
-    obj: Any = None
+    info: ArrayInfo | None = None  # what `dlx.describe` says of the object
+    obj: Any = None  # the object that is planned; None for an abstract tensor, and in a header that is only listed
+    error: DlxError | None = None  # if there is no object: the error that `dlx.convert` or `dlx.open` raises
 
     @property
     def shown_dtype(self) -> str:

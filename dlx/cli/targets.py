@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dlx._api import convert as api
-from dlx._core.types import Device, DType
+from dlx._core.types import Device
 from dlx._engine.plan import Plan, Step
 from dlx._registry.registry import adapters
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.arguments import COPY
-from dlx.cli.model import BadInput, Entry, aligned_to
-from dlx.errors import ConversionError, CopyRequiredError, DlxError, DTypeError, sentences, written
+from dlx.cli.model import BadInput, Entry
+from dlx.errors import ConversionError, DlxError, sentences, written
 
 __all__ = ["Outcome", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
 
-_ALIGNED = 1 << 20  # an address that is never read: abstract tensors start after it
-
-_SWAPPED = "its elements are in the other byte order"
-Details = tuple[tuple[str, str], ...]
+_ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
 
 _PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
 
@@ -125,70 +122,22 @@ def refusal(plan: Plan) -> DlxError | None:
     return plan.error
 
 
-def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) -> Outcome:
-    """Plan one entry for one target: the object itself, or what loading the file would give."""
-    if entry.obj is not None:
-        return _planned(entry.obj, target, options)
-    if entry.sample is not None:
-        found = _planned(entry.sample, target, options)
-        same = replace(found, outcome="shared") if found.outcome == "same" else found
-        return replace(same, nbytes=entry.nbytes if found.nbytes else 0)
-    if entry.loader == target and (entry.swapped or (entry.refused and entry.dtype_name != "object")):
-        # What loads it has it as it is; bytes stand for what DLPack has no dtype for.
-        raw = (entry.nbytes or 0,)
-        entry = replace(entry, dtype=DType("uint8"), shape=raw, order="C", swapped=False, refused="")
-    if entry.refused:
-        return Outcome(target, "refused", error=DTypeError(entry.refused))
-    if entry.shape is None or entry.dtype is None:
-        return Outcome(target, "unknown", steps=(Step("", "its shape is not in the file's header"),))
-    never = options.get("copy") is False
-    if entry.swapped and never and entry.nbytes:
-        return Outcome(target, "refused", error=CopyRequiredError(_SWAPPED, option=(("copy", None),)))
-    turned = entry.swapped and not never  # what goes on to the target is dlx's own memory
-    start = _abstract(replace(entry, alignment=64) if turned else entry, mapped and not turned)
-    promised = f", and loading it promises {entry.alignment} only"
-    if mapped and entry.offset is not None:
-        promised = f", and in the file it is aligned to {aligned_to(entry.offset)}"
-    found = _planned(start, target, options, promised)
-    if turned and found.outcome != "refused":
-        steps = (Step("copy", _SWAPPED), *found.steps)
-        return replace(found, outcome="copied", steps=steps, nbytes=found.nbytes or entry.nbytes or 0)
-    return replace(found, outcome="shared") if found.outcome == "same" else found
-
-
-def _planned(obj: Any, target: str, options: dict[str, Any], promised: str = "") -> Outcome:
-    """Plan one object; `promised` stands for the address of an abstract tensor, which means nothing."""
+def outcome(entry: Entry, target: str, **options: Any) -> Outcome:
+    """Plan one entry for one target by `dlx.plan`."""
+    if entry.error is not None:
+        return Outcome(target, "refused", error=entry.error)
     try:
-        plan = api.plan(obj, to=target, **options)
+        plan = api.plan(_abstract(entry) if entry.obj is None else entry.obj, to=target, **options)
         error = refusal(plan)
     except DlxError as raised:  # of the options
         error = raised
     if error is not None:
-        if promised:
-            error.brief, error.details = _promised(error.brief, error.details, promised)
         return Outcome(target, "refused", error=error)
-    steps = plan.steps
-    if promised:
-        changed = [(step, *_promised(step.why, step.details, promised)) for step in steps]
-        steps = tuple(replace(step, why=why, details=details) for step, why, details in changed)
-    return Outcome(target, plan.outcome, plan.nbytes, steps)
+    same = entry.obj is None and plan.outcome == "same"  # an abstract tensor stands for one of any framework
+    return Outcome(target, "shared" if same else plan.outcome, plan.nbytes, plan.steps)
 
 
-def _promised(why: str, details: Details, promised: str) -> tuple[str, Details]:
-    """Return a reason and its details with what is promised of the address in place of its alignment."""
-    rest = tuple(each for each in details if each[0] != "alignment")
-    return (why if rest == details else f"{why}{promised}"), rest
-
-
-def _abstract(entry: Entry, mapped: bool) -> Any:
-    """Return an abstract tensor, whose memory must not be read, with the facts of what loading an entry gives."""
-    shape, dtype = entry.shape or (), entry.dtype
-    assert dtype is not None
-    strides: tuple[int, ...] | None = None
-    if entry.order == "F":
-        strides, step = (), 1
-        for extent in shape:
-            strides, step = (*strides, step), step * max(extent, 1)
-    in_file = mapped and entry.offset is not None
-    address = _ALIGNED + ((entry.offset or 0) if in_file else entry.alignment)
-    return over_memory(address, shape, strides, dtype, Device("cpu"), readonly=in_file, owner=None)
+def _abstract(entry: Entry) -> Any:
+    """Return a compact, aligned tensor whose memory must not be read."""
+    assert entry.dtype is not None and entry.shape is not None
+    return over_memory(_ALIGNED, entry.shape, None, entry.dtype, Device("cpu"), owner=None)

@@ -11,12 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command import dlx, document, here, refused
+from command import dlx, document, refused
 from files import npy, safetensors
 
 import dlx as package
 from dlx.cli import main
-from dlx.cli.targets import installed
 from examples import examples
 
 GB100 = 100 << 30
@@ -360,68 +359,39 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_arrow_and_parquet(tmp_path):
-    """The schema, with the rows that a Parquet file states."""
+    """Names, types and rows."""
     pa = pytest.importorskip("pyarrow")
     parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
     table = pa.table({"a": pa.array([1, 2, 3], pa.int32()), "s": ["x", "y", "z"]})
     parquet.write_table(table, tmp_path / "x.parquet")
     with ipc.new_file(tmp_path / "x.arrow", table.schema) as file:
         file.write_table(table)
-    for name, shape in (("x.parquet", [3]), ("x.arrow", None)):
+    for name in ("x.parquet", "x.arrow"):
         (source,) = document("inspect", tmp_path / name)["sources"]
         numbers, text = source["arrays"]
-        assert (numbers["path"], numbers["dtype"], numbers["shape"]) == ("a", "int32", shape)
-        assert text["dtype"] is None and text["shape"] == shape and "DLPack has no text" in text["refused"]
+        assert (numbers["path"], numbers["dtype"], numbers["shape"], numbers["nbytes"]) == ("a", "int32", [3], 12)
+        assert text["dtype"] is None and text["shape"] == [3] and "DLPack has no text" in text["refused"]
+        assert text["nbytes"] is None
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         assert "pyarrow cannot read it" in refused("inspect", tmp_path / name, memory=None)
 
 
-def test_columns_are_planned_as_pyarrow_reads_them(tmp_path):
-    """With what is constant, packed, in several chunks or of no dtype; a stream in a file is read, too."""
-    pa = pytest.importorskip("pyarrow")
-    parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
-    table = pa.table(
-        {
-            "numbers": [1.0, 2.0],
-            "bools": [True, False],
-            "pairs": pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)),
-            "lists": [[1], [2, 3]],
-            "dates": pa.array([1, 2], pa.timestamp("s")),
-            "words": pa.array(["x", "y"]).dictionary_encode(),
-            "fields": [{"x": 1}, {"x": 2}],
-            "nothing": pa.nulls(2),
-        }
-    )
-    parquet.write_table(table, tmp_path / "one.parquet")
-    parquet.write_table(table, tmp_path / "two.parquet", row_group_size=1)
-    parquet.write_table(table.slice(0, 0), tmp_path / "none.parquet")
-    with ipc.new_file(tmp_path / "two.arrow", table.schema) as file:
-        file.write_table(table)
-        file.write_table(table)
-    with ipc.new_stream(tmp_path / "stream.arrow", table.schema) as file:
-        file.write_table(table)
-    targets = [name for name in ("numpy", "torch", "pyarrow", "dlx") if name in installed()]
-    for path in sorted(tmp_path.iterdir()):
-        if path.suffix == ".parquet":
-            read = parquet.read_table(path)
-        else:
-            opened = ipc.open_stream if path.stem == "stream" else ipc.open_file
-            with opened(path) as file:
-                read = file.read_all()
-        for plan in document("plan", path, "--to", ",".join(targets))["plans"]:
-            for each in plan["arrays"]:
-                real = package.plan(read[each["path"]], to=plan["target"])
-                expected = "shared" if real.outcome == "same" else real.outcome
-                assert (each["outcome"], each["why"] if real.error else "") == (
-                    expected,
-                    real.error.reason if real.error else "",
-                ), (path.name, each)
-                if each["outcome"] == "copied" and path.suffix == ".parquet":
-                    assert each["nbytes"] == real.nbytes
-                elif each["outcome"] == "copied":
-                    assert each["nbytes"] is None
-    assert "copied" in here("plan", tmp_path / "stream.arrow", "--to", "dlx")[1]
+def test_parquet_is_refused_as_open_refuses_it(tmp_path):
+    """Its columns are listed; each plan has the error of `dlx.open`."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"a": [1, None], "s": ["x", "y"]}), path)
+    with pytest.raises(package.errors.FileError) as raised:
+        package.open(path)
+    for words in (["plan", path, "--to", "dlx"], ["inspect", path, "--to", "dlx"]):
+        found = document(*words)
+        arrays = found["plans"][0]["arrays"] if words[0] == "plan" else found["sources"][0]["arrays"]
+        assert [each["path"] for each in arrays] == ["a", "s"]
+        for each in arrays:
+            fate = each if words[0] == "plan" else each["targets"][0]
+            assert (fate["outcome"], fate["error"]) == ("refused", "FileError")
+            assert (fate["why"], fate["fix"]) == (raised.value.reason, raised.value.fix)
 
 
 def test_a_torchscript_archive(tmp_path, torch):

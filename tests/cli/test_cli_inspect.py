@@ -233,11 +233,11 @@ def test_long_lists_are_cut(tmp_path):
 
 
 def test_targets_of_files(tmp_path):
-    """None unless asked for; then as loaded, or with --mapped as memory that nobody may write to."""
+    """None unless asked for; then those that `dlx plan` gives."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (2, 3), bytes(24)))
     assert one(path)["targets"] == []
-    assert [each["outcome"] for each in one(path, "--to", "dlx")["targets"]] == ["shared"]
+    assert [each["outcome"] for each in one(path, "--to", "dlx,tvm_ffi")["targets"]] == ["same", "copied"]
     assert "no target 'nothing'" in refused("inspect", path, "--to", "nothing")
 
 
@@ -347,6 +347,6 @@ def test_stdin(shelf, through):
     with (shelf / "a.npy").open("rb") as file:
         given = {"input": content} if through == "a pipe" else {"stdin": file}
         done = subprocess.run(words, capture_output=True, check=True, **given)
-    assert done.stdout.startswith(b"-  .npy\n") and b"shared" in done.stdout and done.stderr == b""
+    assert done.stdout.startswith(b"-  .npy\n") and b"dlx  same" in done.stdout and done.stderr == b""
     done = subprocess.run(words, capture_output=True, input=content[:20], check=False)
     assert done.returncode == 2 and done.stderr.startswith(b"dlx inspect: -: it is cut off")

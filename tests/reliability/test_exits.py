@@ -11,7 +11,7 @@ import pytest
 SOME = (
     *("daemon threads that convert", "modules", "a task that waits", "a child of a process with threads"),
     *("sys.exit in a view", "an exception that nobody handles", "an interrupt in a conversion", "a pool of threads"),
-    "a conversion after sys.modules is gone",
+    *("a conversion after sys.modules is gone", "hooks of sys", "functions"),
 )
 
 

@@ -13,6 +13,7 @@ import platform
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -720,6 +721,43 @@ class TestForeign:
         for close in held:
             close()
 
+    def test_every_seal_is_needed(self, monkeypatch):
+        """A copy of a segment under each set of seals: all but the whole set are refused."""
+        import fcntl
+
+        monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+        with dlx.share(bytearray(b"abc")) as handle:
+            content = os.pread(handle.fileno(), handle["size"], 0)
+            for seals in range(8):
+                segments._held.clear()
+                fd = os.memfd_create("dlx", os.MFD_ALLOW_SEALING)
+                os.write(fd, content)
+                fcntl.fcntl(fd, 1033, seals)
+                plain = {**handle, "fd": fd, "inode": os.fstat(fd).st_ino}
+                for given in (None, fd):
+                    if seals == 7:
+                        assert values(dlx.attach(plain, fd=given)) == b"abc"
+                    else:
+                        with pytest.raises(errors.HandleError, match="it is not sealed"):
+                            dlx.attach(plain, fd=given)
+                os.close(fd)
+
+    def test_a_segment_of_huge_pages_is_refused(self, monkeypatch):
+        """Whatever it holds: to read a page that the system cannot give ends the process."""
+        import fcntl
+
+        try:
+            fd = os.memfd_create("dlx", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
+        except OSError:
+            pytest.skip("no huge pages here")
+        os.ftruncate(fd, 1 << 30)
+        fcntl.fcntl(fd, 1033, 7)
+        plain = {"dlx": 1, "pid": os.getpid(), "fd": fd, "inode": os.fstat(fd).st_ino, "size": 1 << 30}
+        for given in (None, fd):
+            with pytest.raises(errors.HandleError, match="huge pages"):
+                dlx.attach({**plain, "token": "1" * 32}, fd=given)
+        os.close(fd)
+
     def test_a_descriptor_closed_behind_our_back_is_noticed_and_never_closed_twice(self):
         handle = dlx.share(b"abc")
         fd = handle.fileno()
@@ -917,7 +955,7 @@ class TestLeaks:
         assert descriptors() == before
 
     def test_no_descriptor_left(self, python):
-        """Where no file can be opened any more, the error is Python's, and nothing else goes wrong."""
+        """Where no file can be opened any more, the error is an OSError that says what to do."""
         out = python("""
             import os, resource, dlx
             tensor = dlx.from_dlpack(bytearray(4))
@@ -927,9 +965,11 @@ class TestLeaks:
                 try:
                     call()
                 except OSError as error:
-                    print(error.errno)
+                    print(type(error).__name__, error.errno, error.strerror)
         """)
-        assert out == "24\n24\n"
+        first, second = out.splitlines()
+        assert first == second and first.startswith("OSError 24 this process may open no more files, and each handle")
+        assert "ulimit -n" in first
 
     def test_processes_end_with_results_in_globals(self, python):
         python("""
@@ -1235,3 +1275,45 @@ def test_a_descriptor_that_was_closed_is_named(python, np):
             raise AssertionError("it was mapped")
         """
     )
+
+
+FIELDS = [  # offset, bits, shape, strides of a tensor in 64 bytes: every offset and extent up to what is too much
+    *((offset, 8, (extent,), None) for offset in range(-2, 67) for extent in (0, 1, 2, 31, 32, 33, 62, 63, 64, 65)),
+    *((offset, 32, (2, extent), None) for offset in range(0, 68, 2) for extent in range(10)),
+    *((offset, 16, (3,), (stride,)) for offset in range(66) for stride in (-33, -16, -1, 0, 1, 2, 15, 16, 30, 31, 32)),
+    *((offset, 4, (extent,), None) for offset in (0, 1, 31, 62, 63, 64) for extent in (1, 2, 3, 125, 127, 128, 129)),
+    *((offset, 64, (1 << 61, 8, 0), None) for offset in (0, 64, 65)),
+    *((offset, 8, (1 << 62, 4), None) for offset in (0, 1, 63)),
+    *((0, 8, (1 << bits,), None) for bits in range(7, 63)),
+    *((1 << bits, 8, (1,), None) for bits in range(7, 63)),
+]  # fmt: skip
+
+
+def test_every_number_of_a_forged_description(np):
+    """A tensor is given out where all its elements lie in the memory, with these elements, and refused elsewhere."""
+    from dlx._sharing.handle import handle_of
+
+    data, given = bytes(range(64)), 0
+    for offset, bits, shape, strides in FIELDS:
+        said = struct.pack("=q2BH4B", offset, 1, bits, 1, len(shape), 0, strides is None, 0)
+        said += struct.pack(f"={len(shape)}q", *shape) + struct.pack(f"={len(strides or ())}q", *strides or ())
+        text = json.dumps({"numbers": [len(said)], "segments": [], "tree": [-1, []]}).encode()
+        segment = segments.new_segment(len(data), said, text)
+        segments.write(segment.fd, memoryview(data), segment.start)
+        steps = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        empty = 0 in shape
+        reach = [(extent - 1) * step * bits for extent, step in zip(shape, steps, strict=True)]
+        low = 8 * offset + sum(min(each, 0) for each in reach)
+        high = 8 * offset + sum(max(each, 0) for each in reach) + bits
+        fits = 0 <= offset <= 64 and (empty or (low >= 0 and -(-high // 8) <= 64))
+        try:
+            found = dlx.attach(handle_of(segment, ()))
+        except errors.HandleError:
+            assert not fits, (offset, bits, shape, strides)
+            continue
+        assert fits, (offset, bits, shape, strides)
+        assert (found.shape, found.strides) == (shape, tuple(steps)) or empty
+        if bits == 8 and strides is None and not empty:
+            assert values(found) == data[offset : offset + math.prod(shape)]
+        given += 1
+    assert given > 200

@@ -368,3 +368,20 @@ cycle.append(cycle)
         assert other("print(values(dlx.attach(handle)))", json.loads(text)) == "b'xyz'\n"
         out, err = process.communicate(timeout=60)
     assert (status, process.returncode, err) == ("0", 0, ""), out + err
+
+
+def test_a_process_that_keeps_handles_of_devices_ends_quietly(cuda, other):
+    """Its own, and what it has attached, where they outlive every module."""
+    cuda.set_pools(False)
+    with dlx.share(filled(cuda, b"abcd")) as handle:
+        out = other(
+            """
+found = dlx.attach(handle)
+def make():
+    return [dlx.share(found), dlx.share([dlx.empty(4, "uint8", "cuda:0")]), dlx.attach(handle)]
+os.kept, dlx.kept, errors.kept, json.kept = make(), make(), make(), make()
+print(values(found))
+""",
+            handle,
+        )
+    assert out == "b'abcd'\n"

@@ -41,6 +41,9 @@ arrays = {{"dlx": dlx.from_dlpack(bytearray(8))}}
 for name in {frameworks!r}.split():
     arrays[name] = dlx.convert(arrays["dlx"], to=name)
 
+file = os.memfd_create("x.npy")
+os.write(file, b"\\x93NUMPY\\1\\0\\x37\\0{{'descr':'|u1','fortran_order':False,'shape':(3,)}}      abc")
+
 # What ends the process from daemon threads at exit, also without dlx: it has released the GIL, and waits for it.
 DIE_IN_DAEMONS = ("jax", "torch", "pyarrow")
 
@@ -51,6 +54,10 @@ def make(but=()):
         tree = [Producer(), {{"a": (*(arrays[name] for name in arrays.keys() - {{*but}}), Producer())}}]
         view = dlx.convert(tree, to=to, lazy=True)
         found += [view, view[0], view[1]["a"][0], dlx.convert(tree, to=to), dlx.convert(Producer(), to=to, copy=True)]
+        handle = dlx.share([arrays[to]])
+        found += [handle, dlx.attach(dict(handle)), dlx.attach(handle, to=to, readonly="share", writable=True)]
+        opened = dlx.open(f"/proc/self/fd/{{file}}", to)
+        found += [dlx.share(dlx.empty(4, "uint8", shared=True)), opened, opened[""]]
     found += [dlx.to_capsule(arrays[name], max_version=(1, 0)) for name in arrays.keys() - {{*but}}]
     return found
 
@@ -233,6 +240,25 @@ class Kept:
     held = make()
     late = Late()
 [cached(n) for n in range(3)]
+""",
+    "functions": """
+held = make()
+other = lambda: held
+def default(held=make(), other=other):
+    return held
+def closure(held=make()):
+    class Kept:
+        inside = default
+        def method(self):
+            return held
+    return Kept
+kept = closure()
+spare = kept().method
+class Meta(type):
+    held = make()
+class Made(metaclass=Meta):
+    __slots__ = ()
+    held = property(lambda self, held=make(): held)
 """,
     "finalizers": """
 held = make()

@@ -47,6 +47,27 @@ def forged(handle: dict[str, object], draw: random.Random, numbers: list[int], t
     return handle
 
 
+def near(value: object) -> list[object]:
+    """Return every value that differs from a number in one bit or by one, or from a text in one character."""
+    if type(value) is int:
+        return [*(value ^ 1 << bit for bit in range(64)), value - 1, value + 1, -value]
+    text = str(value)
+    return [text[:i] + ("0" if text[i] != "0" else "1") + text[i + 1 :] for i in range(len(text))] + [text + "0"]
+
+
+def refused(handle: dict[str, object], fd: object) -> bool:
+    """Return whether a handle is refused, by a process that knows the segment and by one that does not."""
+    for known in (True, False):
+        if not known:
+            segment._held.clear()
+        try:
+            dlx.attach(handle, fd=fd)
+        except dlx.errors.HandleError:
+            continue
+        return False
+    return True
+
+
 def main() -> int:
     """Forge; say how many were refused, and what was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -62,6 +83,10 @@ def main() -> int:
     numbers = [os.getpid(), os.getppid(), 1, *files, *(each[name] for each in held for name in ("fd", "inode", "size"))]
     tokens = [each["token"] for each in held]
     before, attached = len(os.listdir("/proc/self/fd")), 0
+    for name in ("size", "token", "dlx"):  # the other fields only say where to look
+        for value in near(held[0][name]):
+            for fd in (None, held[0]["fd"]):
+                assert refused({**held[0], name: value}, fd), (name, value, fd)
     for number in range(options.count):
         handle = forged(draw.choice(held), draw, numbers, tokens)
         fd = draw.choice([None, None, None, -1, 10**6, *files, [], files[:2], held[0]["fd"]])

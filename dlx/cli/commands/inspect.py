@@ -24,7 +24,7 @@ _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source; several are summed up in the end."""
-    sources, errors = open_sources(arguments.sources, screen)
+    sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
     documents = []
     for number, source in enumerate(sources):
         if number:
@@ -57,7 +57,7 @@ def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen
     screen.heading(source.name, title)
     screen.facts(_facts(source, entry))
     with screen.working("planning"):
-        outcomes = [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
+        outcomes = [targets.outcome(entry, name) for name in names]
     if outcomes:
         screen.line("")
         tables.outcomes(outcomes, screen)
@@ -140,7 +140,7 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
     documents = [_document(entry) for entry in entries] if screen.as_json else []
     if names:
         planned = [
-            [targets.outcome(each, name, mapped=arguments.mapped) for name in names]
+            [targets.outcome(each, name) for name in names]
             for each in screen.progress(entries, "planning", len(entries))
         ]
         for document, outcomes in zip(documents, planned, strict=screen.as_json):

@@ -23,7 +23,7 @@ _COPY = {word: value for value, word in COPY.items()}
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
-    sources, errors = open_sources(arguments.sources, screen)
+    sources, errors = open_sources(arguments.sources, screen, arguments.readonly)
     options = {
         "device": None if arguments.device is None else Device(arguments.device),
         "copy": _COPY[arguments.copy],
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     for number, source in enumerate(sources):
         plans = {
             name: [
-                targets.outcome(each, name, mapped=arguments.mapped, **options)
+                targets.outcome(each, name, **options)
                 for each in screen.progress(source.entries, f"planning for {name}", len(source.entries))
             ]
             for name in names
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 _show(source, name, planned, options_said, arguments.all, screen)
         if screen.as_json:
             documents += [_document(source, name, planned) for name, planned in plans.items()]
-    screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents}, errors)
+    screen.document({"options": options, "plans": documents}, errors)
     return 2 if errors else 1 if arguments.strict and refused else 0
 
 
@@ -67,8 +67,7 @@ def _what(source: Source) -> str:
 
 def _said(arguments: argparse.Namespace) -> str:
     """Return the options that were set, as they are written on the command line."""
-    words = ["--mapped"] if arguments.mapped else []
-    words += [f"--device {arguments.device}"] if arguments.device else []
+    words = [f"--device {arguments.device}"] if arguments.device else []
     words += [f"--copy {arguments.copy}"] if arguments.copy != "auto" else []
     words += [f"--readonly {arguments.readonly}"] if arguments.readonly != "copy" else []
     return " ".join([*words, "--detach"] if arguments.detach else words)

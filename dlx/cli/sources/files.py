@@ -10,14 +10,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import dlx as api
 from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
 from dlx._files.objects import load_checkpoint, opened_arrow
 from dlx._files.reading import OBJECTS, kind_of, opened, read
-from dlx.cli.model import BadInput, Entry, Source, aligned_to, counted
+from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.cli.render.screen import Screen
+from dlx.cli.sources.objects import dotted, entries_of, read_object
 from dlx.errors import DlxError, DTypeError, FileError, FrameworkNotInstalledError, sentences
+from dlx.typing import Readonly
 
 __all__ = ["open_source"]
 
@@ -25,10 +28,11 @@ _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*
 _ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 
 
-def open_source(name: str, screen: Screen, *, shown: str = "") -> Source:
+def open_source(name: str, screen: Screen, *, shown: str = "", readonly: Readonly | None = None) -> Source:
     """Return what a word of the command line stands for; reading a file is shown on the screen.
 
-    `shown` is what the source is called where that is another name.
+    `shown` is what the source is called where that is another name. With `readonly`, arrays of files are opened to be
+    planned, as by ``dlx.open(readonly=...)``; without it a header is only listed.
 
     Raises
     ------
@@ -42,7 +46,7 @@ def open_source(name: str, screen: Screen, *, shown: str = "") -> Source:
             raise BadInput("an empty name stands for nothing")
         if _exists(path):
             with screen.working(f"reading {name}"):
-                source = _file(path)
+                source = _file(path, readonly)
                 return replace(source, name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
@@ -50,8 +54,6 @@ def open_source(name: str, screen: Screen, *, shown: str = "") -> Source:
         if abstract is not None:
             return _abstract(name, abstract)
         if named is not None:
-            from dlx.cli.sources.objects import read_object
-
             return read_object(name, named["module"], named["path"])
         raise BadInput(
             "there is no such file, and it is neither pkg.mod:attr nor a dtype with a shape such as 'float32[3,4]'"
@@ -75,13 +77,15 @@ def _exists(path: Path) -> bool:
         raise
 
 
-def _file(path: Path) -> Source:
+def _file(path: Path, readonly: Readonly | None) -> Source:
     with opened(path) as file:
         kind = kind_of(file)
         if kind in OBJECTS:
-            return {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}[kind](file)
+            reader = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}[kind]
+            return reader(file, readonly or "copy")
+        arrays = {} if readonly is None else {each.path: each.obj for each in _opened(path, readonly)}
         with read(file, kind) as parts:
-            entries = [_entry(each, contents.kind) for _, contents in parts for each in contents.entries]
+            entries = tuple(_entry(each, arrays) for _, contents in parts for each in contents.entries)
             for _, contents in parts:
                 if contents.close is not None:
                     contents.close()
@@ -91,20 +95,19 @@ def _file(path: Path) -> Source:
                 for key, value in contents.metadata.items()
             }
             size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
-            return Source(str(path), kind.removesuffix(".index.json"), tuple(entries), size, notes, metadata)
+            return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
 
 
-NUMPY_ALIGNMENT = 16  # bytes: what malloc promises, and numpy asks for no more
+def _opened(path: Path, readonly: Readonly) -> list[Entry]:
+    """Return the arrays that `dlx.open` gives, which are those that are planned."""
+    entries, _ = entries_of(api.open(path, readonly=readonly), lambda keys: str(keys[0]))
+    return entries
 
 
-def _entry(stored: Stored, kind: str) -> Entry:
-    """Return the entry of an array in a file, as loading the file would give it."""
-    loader, offset = {".npy": "numpy", ".npz": "numpy"}.get(kind, ""), stored.offset
-    # Some libraries read a file into memory of their own, others map it.
-    alignment = NUMPY_ALIGNMENT if loader or offset is None else min(aligned_to(offset), NUMPY_ALIGNMENT)
+def _entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
     return Entry(
-        stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, offset,
-        stored.swapped, loader, alignment, sentences(stored.refused, stored.fix), stored.notes,
+        stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, stored.offset,
+        stored.swapped, sentences(stored.refused, stored.fix), stored.notes, obj=arrays.get(stored.name),
     )  # fmt: skip
 
 
@@ -131,10 +134,8 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
 # ---- read by another library -----------------------------------------------------------------------------------------
 
 
-def _read_torch(file: File) -> Source:
+def _read_torch(file: File, readonly: Readonly) -> Source:
     """List a checkpoint of torch."""
-    from dlx.cli.sources.objects import dotted, entries_of
-
     loaded, saved = load_checkpoint(file)
     entries, rest = entries_of(loaded, dotted)
     notes = ["read by torch, weights_only, memory-mapped"]
@@ -145,60 +146,44 @@ def _read_torch(file: File) -> Source:
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 
-def _read_arrow(file: File) -> Source:
-    """Read the schema of an Arrow IPC file, or of a stream in a file."""
-    with opened_arrow(file) as (reader, batches, note):
-        pa = needed("pyarrow", ".arrow")
-        entries = tuple(_column(pa, field, None, batches) for field in reader.schema)
-    return Source(str(file.path), ".arrow", entries, file.size, ("the schema only", note))
+def _read_arrow(file: File, readonly: Readonly) -> Source:
+    """List the columns of an Arrow IPC file, or of a stream in a file."""
+    entries = tuple(replace(each, refused=_refusal(each.obj)) for each in _opened(file.path, readonly))
+    return Source(str(file.path), ".arrow", entries, file.size)
 
 
-def _read_parquet(file: File) -> Source:
-    """Read the schema and the number of rows of a Parquet file."""
+def _read_parquet(file: File, _: Readonly) -> Source:
+    """List the columns of a Parquet file, which `dlx.open` refuses."""
     pa = needed("pyarrow", ".parquet")
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
             rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
-            entries = tuple(_column(pa, field, rows, groups) for field in found.schema_arrow)
+            entries = tuple(_column(pa, field, rows) for field in found.schema_arrow)
     except Exception as error:
         raise unreadable("pyarrow", error) from error
+    try:
+        api.open(file.path)
+    except FileError as error:
+        entries = tuple(replace(each, error=error) for each in entries)
     notes = ("the schema only", f"row groups: {groups:,}")
     return Source(str(file.path), ".parquet", entries, file.size, notes)
 
 
-def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
-    """Return the entry of a column, which fares as a column of a few values does."""
-    from dlx._api import convert as api
-    from dlx._api.describe import describe
+def _refusal(column: Any) -> str:
+    """Return why a column is no array outside of Arrow; empty if it is one."""
+    error = api.plan(column, to="dlx").error
+    return sentences(error.reason, error.fix) if isinstance(error, DlxError) else ""
 
-    count = 1 if rows is None else min(rows, 1)
-    one = _few(pa, field.type, count)
-    sample = pa.chunked_array([one] * min(max(parts, 1), 2), field.type)
+
+def _column(pa: Any, field: Any, rows: int) -> Entry:
+    """Return what the schema says of a column."""
+    empty, name = pa.nulls(0, field.type), str(field.type)
+    refused = _refusal(empty)
     notes = ("nulls are allowed",) if field.nullable else ()
-    shape: tuple[int, ...] | None = None if rows is None else (rows,)
-    error = api.plan(sample, to="dlx").error
-    if isinstance(error, DlxError):
-        refused = sentences(error.reason, error.fix)
-        return Entry(field.name, None, str(field.type), shape, None, refused=refused, notes=notes, sample=sample)
-    info = describe(one)
+    if refused:
+        return Entry(field.name, None, name, (rows,), None, refused=refused, notes=notes)
+    info = api.describe(empty)
     assert info.dtype is not None and info.shape is not None
-    shape = shape and (*shape, *info.shape[1:])
-    nbytes = None if shape is None else -(-prod(shape) * info.dtype.bits // 8)
-    return Entry(field.name, info.dtype, str(field.type), shape, nbytes, order="C", notes=notes, sample=sample)
-
-
-MAX_SAMPLE = 1 << 20  # elements of a fixed-size list whose values are made up; larger ones are planned as empty
-
-
-def _few(pa: Any, kind: Any, count: int) -> Any:
-    """Return an array of a type, with some values that are zero where it holds numbers, else empty."""
-    if pa.types.is_fixed_size_list(kind):
-        count = count if kind.list_size * count <= MAX_SAMPLE else 0
-        inside = _few(pa, kind.value_type, count * kind.list_size)
-        if len(inside) < count * kind.list_size:
-            count = 0
-        # Not FixedSizeListArray.from_arrays, which divides by a size that may be 0, and ends the process.
-        return pa.Array.from_buffers(kind, count, [None], children=[inside])
-    if pa.types.is_primitive(kind):
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(bytes(16 * max(count, 1)))])
-    return pa.nulls(0, kind)
+    shape = (rows, *info.shape[1:])
+    nbytes = -(-prod(shape) * info.dtype.bits // 8)
+    return Entry(field.name, info.dtype, name, shape, nbytes, order="C", notes=notes)

@@ -135,16 +135,18 @@ def _looked_at(path: str, obj: Any) -> Entry | None:
     except AdapterNotFoundError:
         return None
     except ConversionError as error:
-        return _refused(path, type_name(type(obj)), error)
+        return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
 
 
 def _refused(path: str, what: str, error: DlxError) -> Entry:
-    return Entry(path, None, what, None, None, "?", refused=one_line(sentences(error.reason, error.fix)))
+    refused = one_line(sentences(error.reason, error.fix))
+    return Entry(path, None, what, None, None, "?", refused=refused, error=error)
 
 
 def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:
     device = str(info.device) if info.device is not None else "?"
-    nbytes = info.nbytes if info.shape is not None else None
+    known = info.shape is not None and (info.dtype is not None or info.nbytes)
+    nbytes = info.nbytes if known else None
     return Entry(
         path, info.dtype, info.dtype_name or "?", info.shape, nbytes, device, layout(info), info=info, obj=obj,
         notes=info.notes,

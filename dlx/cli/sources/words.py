@@ -21,6 +21,7 @@ from dlx.cli.model import BadInput, Source
 from dlx.cli.render.screen import Screen
 from dlx.cli.sources.files import open_source
 from dlx.errors import DlxError
+from dlx.typing import Readonly
 
 __all__ = ["open_sources", "stdin_file"]
 
@@ -28,8 +29,12 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _GLOB = re.compile(r"[*?]|\[[^\]]+\]")
 
 
-def open_sources(words: list[str], screen: Screen) -> tuple[list[Source], list[BadInput | DlxError]]:
+def open_sources(
+    words: list[str], screen: Screen, readonly: Readonly | None
+) -> tuple[list[Source], list[BadInput | DlxError]]:
     """Return all sources that words stand for, and what is wrong with others: one that is bad spoils no other.
+
+    `readonly` is that of `open_source`.
 
     Raises
     ------
@@ -42,7 +47,7 @@ def open_sources(words: list[str], screen: Screen) -> tuple[list[Source], list[B
         try:
             for name in _names(word):
                 try:
-                    sources.append(_stdin(screen) if name == "-" else open_source(name, screen))
+                    sources.append(_opened(name, screen, readonly))
                 except (BadInput, DlxError) as error:
                     errors.append(error)
         except BadInput as error:
@@ -100,6 +105,8 @@ def stdin_file(screen: Screen) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
 
 
-def _stdin(screen: Screen) -> Source:
+def _opened(name: str, screen: Screen, readonly: Readonly | None) -> Source:
+    if name != "-":
+        return open_source(name, screen, readonly=readonly)
     with stdin_file(screen) as path:
-        return open_source(path, screen, shown="-")
+        return open_source(path, screen, shown="-", readonly=readonly)

@@ -23,7 +23,7 @@ from dlx.cli.render.screen import Screen
 
 SCREENS = {
     "inspect": "inspect model.safetensors --to torch,numpy",
-    "plan": "plan images.npy --to numpy,torch,jax,tvm_ffi,pyarrow,dlx --mapped",
+    "plan": "plan images.npy --to numpy,torch,jax,tvm_ffi,pyarrow,dlx",
     "matrix": "matrix --from torch --to dlx,numpy,jax,tvm_ffi,pyarrow",
 }
 COLUMNS = 80
