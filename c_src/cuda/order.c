@@ -349,8 +349,7 @@ static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
-  cu_context context =
-      NULL; /* retained now, not at release: that may not wait, nor report an error */
+  cu_context context = NULL; /* retained now: a release may not wait, nor report an error */
   int status = cuda_primary(device_id, &context);
   if (status != DLX_OK) return status;
   use* self = dlx_allocate(sizeof *self);

@@ -9,7 +9,18 @@ import json
 
 import madearrow as made
 import pytest
-from madearrow import Gives, GivesDevice, GivesDeviceStream, Streams, arrow_array, column, on_device, schema, stream
+from madearrow import (
+    Gives,
+    GivesDevice,
+    GivesDeviceStream,
+    Pair,
+    Streams,
+    arrow_array,
+    column,
+    on_device,
+    schema,
+    stream,
+)
 from together import at_once
 
 import dlx
@@ -689,16 +700,6 @@ def test_tensors_give_their_memory(dtype):
     assert again.readonly and "arrow_schema" in repr(tensor.__arrow_c_schema__())
 
 
-class Pair:
-    """An object that gives capsules which exist."""
-
-    def __init__(self, pair):
-        self._pair = pair
-
-    def __arrow_c_array__(self, requested_schema=None):
-        return self._pair
-
-
 def test_dimensions_are_fixed_size_lists(np):
     """Any further dimension is a level of lists, if it is row-major."""
     source = np.arange(24, dtype="int16").reshape(2, 3, 4)
@@ -776,25 +777,17 @@ def test_streams_that_lie(python):
     assert int(out.split("streams:")[1]) > 200
 
 
-def shared_types(levels, width=2):
-    """Return a type of structures each of which has the type below it `width` times."""
-    inner = schema("i", name="x")
-    for _ in range(levels):
-        inner = schema("+s", *[inner] * width, name="x")
-    return inner
-
-
 @pytest.mark.parametrize(("levels", "width"), [(100, 2), (100, 100), (2, 10**4)])
 def test_a_type_with_shared_children_is_read_once(python, levels, width):
     """A type of 2**100 paths, each of which ends in one of a hundred types, is refused by name at once."""
     python(
         f"""
-        import sys; sys.path[:0] = ["tests/support", "tests/protocols"]
+        import sys; sys.path[:0] = ["tests/support"]
         import signal; signal.alarm(60)  # nothing else ends a loop in C
-        import madearrow, test_arrow
+        import madearrow
         import dlx
         for call in (dlx.convert, dlx.plan):
-            kind = madearrow.schema("+l", test_arrow.shared_types({levels}, {width}))
+            kind = madearrow.schema("+l", madearrow.shared_types({levels}, {width}))
             try:
                 plan = call(madearrow.Gives(kind, madearrow.arrow_array(0, None)), to="dlx")
                 assert plan.outcome == "refused" and "vary in length" in str(plan), plan
@@ -863,9 +856,9 @@ def test_no_type_and_no_level_is_left_on_the_heap(python):
     python(
         """
         import ctypes, gc, sys
-        sys.path[:0] = ["tests/support", "tests/protocols"]
+        sys.path[:0] = ["tests/support"]
         from madearrow import _new as new_capsule
-        from test_arrow import Pair
+        from madearrow import Pair
         import dlx
         from dlx._core import native
 

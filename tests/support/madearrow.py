@@ -238,3 +238,21 @@ class GivesDeviceStream:
 
     def __arrow_c_device_stream__(self, requested_schema=None, **kwargs):
         return capsule(self.made, b"arrow_device_array_stream")
+
+
+def shared_types(levels, width=2):
+    """Return a type of structures each of which has the type below it `width` times."""
+    inner = schema("i", name="x")
+    for _ in range(levels):
+        inner = schema("+s", *[inner] * width, name="x")
+    return inner
+
+
+class Pair:
+    """An object that gives capsules which exist."""
+
+    def __init__(self, pair):
+        self._pair = pair
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self._pair
