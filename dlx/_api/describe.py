@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._api.traced import leave_out
 from dlx._core.array_info import ArrayInfo
 from dlx._core.module import set_module
 from dlx._core.tracebacks import public
@@ -34,6 +33,3 @@ def describe(obj: Any) -> ArrayInfo:
     """
     known = exported(obj)
     return array_info(obj) if known is None else known[1]
-
-
-leave_out(describe, "dlx.describe")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from dlx._api.traced import leave_out
 from dlx._core.extension import lib
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
@@ -92,9 +91,6 @@ def shares_memory(a: Any, b: Any) -> bool:
     if one.start >= other.end or other.start >= one.end:
         return False
     return _meet(one, other)
-
-
-leave_out(shares_memory, "dlx.shares_memory")
 
 
 def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:

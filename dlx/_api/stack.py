@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.foreign import foreign_error, type_name
@@ -21,10 +20,9 @@ from dlx._engine.batch import Batch
 from dlx._engine.plan import HOST, Step
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_one
-from dlx._engine.request import array_of, request_of
+from dlx._engine.request import array_of, request_of, unwrapped
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
-from dlx._registry.array_like import remedy
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
@@ -111,19 +109,16 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
 
 def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return the arrays, and the key of each for errors: the columns of a frame, the values of any other mapping."""
-    inside, handler = arrays, container_of(type(arrays))
-    try:
-        while handler is not None and handler.kind == "wrapper":
-            _, (inside,) = handler.flatten(inside)
-            handler = container_of(type(inside))
-        if handler is not None and handler.kind == "mapping":
+    inside, handler = unwrapped(arrays)
+    if handler is not None and handler.kind == "mapping":
+        try:
             keys, objs = handler.flatten(inside)
-            return objs, keys or range(len(objs))
-    except DlxError as error:
-        error.complete(source=type_name(type(arrays)), fix=remedy(type(arrays)))
-        raise
-    except Exception as error:
-        raise foreign_error("it cannot be taken apart:", error, source=type_name(type(arrays))) from error
+        except DlxError:
+            raise
+        except Exception as error:
+            what = "the container cannot be taken apart:"
+            raise foreign_error(what, error, source=type_name(type(arrays))) from error
+        return objs, keys or range(len(objs))
     objs = list(arrays)
     return objs, range(len(objs))
 

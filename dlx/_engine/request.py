@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import VIEW, container_of
-from dlx._containers.tree import Tree
+from dlx._containers.lookup import container_of
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, module_of, type_name
@@ -19,6 +17,7 @@ from dlx._registry.generic import ARROW, is_proxy
 from dlx._registry.registry import HELD, registry
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 from dlx.typing import ERRORS, READONLY
 
@@ -29,6 +28,7 @@ __all__ = [
     "described",
     "not_an_array",
     "request_of",
+    "unwrapped",
 ]
 
 
@@ -167,15 +167,28 @@ def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:
         If it is not one array, or cannot be read.
     """
     source = registry.producer(obj)
-    handler = container_of(type(obj)) if source is None or source is ARROW else None
-    if source is not None and handler is None:
+    if source is not None and not (source is ARROW and container_of(type(obj)) is not None):
         return obj, source
-    if handler is not None and handler.kind == "wrapper" and handler is not VIEW:
-        root, first = parts.get("root", ""), parts.get("path", ())
-        tree = Tree(obj, handler, Failures(parts.get("target", ""), located=lambda path: (root, (*first, *path))))
-        if len(tree.arrays) == 1 and not tree.path(0):
-            return tree.arrays[0], tree.sources[0]
+    inside, handler = unwrapped(obj, **parts)
+    if inside is not obj and handler is None:
+        return array_of(inside, **parts)
     raise not_an_array(obj).complete(**parts)
+
+
+def unwrapped(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
+    """Return what a wrapper stands for, or any other object itself, and its handler if that is a container."""
+    inside, handler = obj, container_of(type(obj))
+    try:
+        while handler is not None and handler.kind == "wrapper":
+            _, (inside,) = handler.flatten(inside)
+            handler = container_of(type(inside))
+        return inside, handler
+    except DlxError as error:
+        error.complete(source=type_name(type(obj)), fix=remedy(type(obj)), **parts)
+        raise
+    except Exception as error:
+        what = "the container cannot be taken apart:"
+        raise foreign_error(what, error, source=type_name(type(obj)), **parts) from error
 
 
 def described(obj: Any) -> ArrayInfo | None:

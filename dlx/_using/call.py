@@ -35,7 +35,7 @@ HOST = Device("cpu")
 _NO_ARRAYS: Mapping[int, Any] = {}
 
 
-class Passed(Tree):
+class CallTree(Tree):
     """A flattened argument or result. What holds arrays of the function's own framework, such as a model, is kept."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Invocation:
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
         located = self.spec.parameter if arguments else lambda path: ("", path if root is value else path[1:])
         failures = Failures(target.name, located=located)
-        tree = Passed(root, handler, failures, target.adapter.package)
+        tree = CallTree(root, handler, failures, target.adapter.package)
         if arguments:
             self._declared = self.spec.written(tree)
             for at, buffer in self.spec.written_buffers(*value):
@@ -285,7 +285,7 @@ class Invocation:
         target = self.request.target if request is None else request.target
         failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self.request.target.adapter.package, None if request is None else False
-        tree = Passed(value, handler, failures, package, self.kept, strict=strict)
+        tree = CallTree(value, handler, failures, package, self.kept, strict=strict)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())
@@ -351,7 +351,7 @@ class Invocation:
         own = self._containers.get(id(container))
         if own is None or own[0] is not container:
             return False
-        tree = Passed(container, handler, Failures(""), "", self.kept, strict=None)
+        tree = CallTree(container, handler, Failures(""), "", self.kept, strict=None)
         arrays = [self._mine(array) for array in tree.arrays]
         if not all(map(self._stays, tree.arrays)):
             return False

@@ -536,6 +536,14 @@ def test_a_frame_is_stacked_by_its_columns(name, to):
     assert error.where == "arrays['c']"
 
 
+def test_a_mapping_that_fails_is_refused(tmp_path):
+    """By an error of dlx, with its cause."""
+    file = _npz(tmp_path)
+    file.close()
+    error = refused(lambda: dlx.stack(file, to="dlx"))
+    assert "taken apart" in error.reason and error.__cause__ is not None
+
+
 def test_an_empty_frame_has_nothing_to_stack():
     """As an empty list."""
     for empty in ({}, []):

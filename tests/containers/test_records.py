@@ -84,6 +84,7 @@ def test_a_model_is_rebuilt_without_its_validators():
     assert type(new) is kind and type(new.inner) is type(source.inner)
     assert [type(each) for each in (new.x, new.inner.w, new.more, new.twice)] == [torch.Tensor] * 4
     assert dlx.shares_memory(new.x, source.x) and (new.size, new.label, new._private) == (3, "name", {"made": 1})
+    assert type(new.__pydantic_extra__["more"]) is torch.Tensor and "more" not in new.__dict__
     assert set(new.__pydantic_extra__) == {"more", "label"} and new.model_dump().keys() == source.model_dump().keys()
     assert list(new.__dict__)[:4] == list(before) and new.__pydantic_fields_set__ == source.__pydantic_fields_set__
     # Nothing that the new one writes to is the source's.

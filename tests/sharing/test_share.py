@@ -240,7 +240,7 @@ class TestTree:
             found = dlx.attach(handle)
         assert found["t"][0]["a"] is found["v"] and values(found["t"][1]) == b"y"
 
-    @pytest.mark.parametrize("odd", [object(), print, 1 << 5000, {1, 2}.__iter__()], ids=lambda odd: type(odd).__name__)
+    @pytest.mark.parametrize("odd", [object(), print, 1 << 5000, iter(range(2))], ids=lambda odd: type(odd).__name__)
     def test_what_is_no_data_is_refused_with_its_path(self, odd):
         if type(odd) is int:
             with dlx.share([b"", odd]) as handle:
