@@ -11,8 +11,8 @@ typed PRNG keys, sparse arrays, mutable references; everything, if jax may not u
 
 Placement: as `jax.numpy.asarray`, if the call names no device. The array is uncommitted and on jax's default device:
 one of the host shares host memory; to another one host memory is copied, unless ``copy=False`` keeps it on the host.
-Memory that is not in row-major order is committed where it
-is, since `jit` ignores the layout of uncommitted arrays; so is that of a device that is not the default. ``device=`` commits, as `jax.device_put` does.
+Memory that is not in row-major order is committed where it is, since `jit` ignores the layout of uncommitted arrays; so
+is that of a device that is not the default. ``device=`` commits, as `jax.device_put` does.
 
 Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
 code may write to it while the jax array lives, since jax may read it at any time.
