@@ -11,7 +11,8 @@ typed PRNG keys, sparse arrays, mutable references; everything, if jax may not u
 
 Placement: as `jax.numpy.asarray`, if the call names no device. The array is uncommitted and on jax's default device:
 one of the host shares host memory; to another one host memory is copied, unless ``copy=False`` keeps it on the host.
-Memory of a device that is not the default stays there, committed. ``device=`` commits, as `jax.device_put` does.
+Memory that is not in row-major order is committed where it is, since `jit` ignores the layout of uncommitted arrays; so
+is that of a device that is not the default. ``device=`` commits, as `jax.device_put` does.
 
 Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
 code may write to it while the jax array lives, since jax may read it at any time.
@@ -255,7 +256,7 @@ def _imported(tensor: Tensor, native_device: Any = None) -> Any:
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    if native_device is not None or make is None:
+    if native_device is not None or make is None or not _is_row_major(tensor):
         return array
     return make(array.aval, array.sharding, False, True)(array)
 
@@ -482,7 +483,7 @@ class JaxAdapter(Adapter):
         array = self.module().dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
-        return array if committed else _uncommitted(array)
+        return array if committed or not _is_row_major(tensor) else _uncommitted(array)
 
     # ---- inside jax -------------------------------------------------------------------------------------------------
 
@@ -558,6 +559,14 @@ def _named(name: str) -> DType | None:
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _is_row_major(tensor: Tensor) -> bool:
+    """Return whether jax reads a tensor right without its layout, which `jit` ignores in uncommitted arrays."""
+    shape = tensor.shape
+    if len(shape) < 2 or 0 in shape:
+        return True
+    return all(n == 1 or one == other for n, one, other in zip(shape, tensor.strides, _row_major(shape), strict=True))
 
 
 def _strides(obj: Any) -> tuple[int, ...] | None:

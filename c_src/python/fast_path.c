@@ -525,8 +525,8 @@ DLManagedTensorVersioned* py_fast_path_resolve(const py_route* r, DLManagedTenso
     made->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
     return made;
   }
-  DLManagedTensorVersioned* copy =
-      py_managed_copy(made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0);
+  DLManagedTensorVersioned* copy = py_managed_copy(
+      made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) && !(r->leaves & DLX_NAMES_DEVICE));
   dlx_managed_release(made);
   if (copy == NULL) py_error_forget();
   return copy;

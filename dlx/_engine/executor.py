@@ -12,7 +12,6 @@ from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
-from dlx._engine.planner import Request
 from dlx._engine.streams import Readiness, Synchronization
 from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import DlxError
@@ -146,7 +145,7 @@ def execute(
     tensor: Tensor,
     readiness: Readiness,
     source: Adapter,
-    request: Request,
+    request: Any,
     sync: Synchronization,
 ) -> Any:
     """Run the steps that come after an array's export, and load the result.
@@ -158,7 +157,7 @@ def execute(
     tensor, readiness
         The exported array, which is this function's from now on, and when it is ready.
     source, request
-        The adapter of the array, and the options of the call.
+        The adapter of the array, and the options of the call: a `planner.Request`.
     sync
         Gives the stream synchronization of the call.
 

@@ -308,7 +308,9 @@ class _Decider:
         self.relabel: Device | None = None
         self.copies: list[Step] = []  # copy or move; gathering before it
         self.copy_device = HOST
-        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED)
+        # An array that is not committed to a device must be in row-major order, see `Adapter.load_on`.
+        self.placed = self.target.adapter.places and not (request.device is not None and request.committed)
+        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.placed
         self.repack = False
 
     def decision(self) -> Decision:
@@ -329,6 +331,8 @@ class _Decider:
         if not copied and not tensor.readonly and target.adapter.immutable:
             why = f"{target.arrays} are constant: do not write to the source while the result lives"
             after.append(Step("share", why))
+        if self.placed and not self.copies and not contiguous(tensor.shape, tensor.strides):
+            after.append(Step("place", f"{target.name} keeps it on its device, since it is not in row-major order"))
         device = self.copy_device if self.copies else self.relabel or tensor.device
         self._driver(device)
         order = self.sync().explained(self.source, tensor.device, device) if is_cuda(tensor.device) else ""

@@ -67,8 +67,8 @@ def using(
     answer
         The same: another name of `returns`.
     writes
-        Names of parameters whose arrays the function writes to in place; read-only ones are refused. Of a function without a signature, as many
-        built-in ones are, names of keywords, and numbers of positional arguments.
+        Names of parameters whose arrays the function writes to in place; read-only ones are refused. Of a function
+        without a signature, as many built-in ones are, names of keywords, and numbers of positional arguments.
     detach
         Whether the function may lose the gradients of its arguments. None: an argument whose framework records what
         becomes of it is refused; where it does not (under ``torch.no_grad()``) nothing is lost.

@@ -467,6 +467,7 @@ class Adapter:
 
         Override it, and `is_committed`, for a framework that moves arrays to where they are used unless their device
         was named (jax). `load` then returns an array that may be moved, and this one that may not if `committed`.
+        Copies for those that may be moved are in row-major order.
         """
         return self.load(tensor)
 

@@ -215,7 +215,7 @@ def test_moves(cuda, build, np):
 
 
 def test_host_memory_goes_to_the_default_device(cuda, build, np):
-    """As `jax.numpy.asarray` puts it there, wherever it is aligned; unless the call forbids copies or names a device."""
+    """As `jax.numpy.asarray` puts it there, however it is aligned, unless the call forbids copies or names a device."""
     gpus, source = build.local_devices(), np.zeros(N + 64, "uint8")
     start = -source.ctypes.data % 64
     for number in (None, 0, 1):

@@ -283,3 +283,42 @@ def test_every_value_of_less_than_a_byte():
         assert np.asarray(made).astype("f4").tobytes() == source.astype("f4").tobytes()
         packed = dlx.convert(made, to="dlx")
         assert np.asarray(dlx.convert(packed, to="jax")).astype("f4").tobytes() == source.astype("f4").tobytes()
+
+
+ORDERS = {
+    "transposed": lambda x: x.T,
+    "permuted": lambda x: np.moveaxis(x.reshape(2, 2, 4), 0, 2),
+    "odd strides of extents of one": lambda x: x.reshape(1, 16).T,
+    "row-major": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("offset", [0, 4])
+@pytest.mark.parametrize("options", [{}, {"copy": True}, {"device": "cpu"}], ids=str)
+def test_other_orders_of_memory_have_the_right_values_in_every_operation(order, offset, options):
+    """`jit` ignores the layout of uncommitted arrays: those in another order are committed, and the plan says so."""
+    block = np.zeros(256, "uint8")
+    start = -block.ctypes.data % 64 + offset
+    x = block[start : start + 64].view("f4").reshape(4, 4)
+    x[...] = np.arange(16).reshape(4, 4)
+    source = ORDERS[order](x)
+    for _ in range(2):
+        made, plan = dlx.convert(source, to="jax", **options), dlx.plan(source, to="jax", **options)
+        inside = dlx.convert([source], to="jax", **options)[0]
+        for array in (made, inside, dlx.using("jax")(lambda a: a + 0)(source), dlx.stack([source], "jax")[0]):
+            for function in (lambda a: a * 2, lambda a: a.T, lambda a: a.sum(0), lambda a: a[1:], lambda a: a @ a.T):
+                if source.ndim == 2:
+                    assert np.array_equal(np.asarray(jax.jit(function)(array)), function(source))
+            assert np.array_equal(np.asarray(array + 1), source + 1) and np.array_equal(np.asarray(array), source)
+        is_other = order in ("transposed", "permuted") and plan.outcome == "shared"
+        assert made.committed == ("device" in options or is_other)
+        assert any("row-major" in step.why for step in plan.steps) == (is_other and not options)
+
+
+def test_copies_are_uncommitted_in_every_order(torch):
+    """What dlx copies for jax is row-major, on all roads, also of torch's column-major results."""
+    source = torch.linalg.inv(torch.eye(3)[None].repeat(2, 1, 1) * 2)
+    for array in (source.mT, source.mT[1], source[:, 1:].mT):
+        made = dlx.convert(array, to="jax", copy=True)
+        assert not made.committed and np.array_equal(np.asarray(jax.jit(lambda a: a * 2)(made)), array * 2)
