@@ -131,7 +131,10 @@ if not TYPE_CHECKING:  # a type checker would accept any name
 def _load(name: str) -> Any:
     where = _MODULES[name]
     module = importlib.import_module(f"dlx.{where or name}")
-    return module if where is None else getattr(module, name)
+    found = module if where is None else getattr(module, name)
+    if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
+        importlib.import_module("dlx._api.traced").skip_frames(found.__wrapped__)
+    return found
 
 
 def _settle() -> None:

@@ -263,7 +263,8 @@ class borrow:  # noqa: N801
             mark_written(kind_of(held[3]), held[3])
 
 
-leave_out(borrow.__init__, "dlx.borrow")
+for _method in (borrow.__init__, borrow.__enter__, borrow.__exit__):
+    leave_out(_method, "dlx.borrow")
 
 
 def _for_legacy(tensor: Tensor) -> None:
