@@ -2,8 +2,11 @@
 
 Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
 and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
-neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
-tensors.
+neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta,
+fake and functorch tensors.
+
+Graphs: what dlx makes while torch traces (`torch.export`, `make_fx`, FakeTensorMode) is lifted, as `torch.from_numpy`
+lifts its result: the graph has a constant, and never writes to the source.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as

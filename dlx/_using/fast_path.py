@@ -57,7 +57,19 @@ class Specialization:
     """
 
     __slots__ = (
-        *("_last", "_looked", "_options", "_others", "_recorded", "_spec", "_to", "_types", "generation", "is_idle", "written"),
+        *(
+            "_last",
+            "_looked",
+            "_options",
+            "_others",
+            "_recorded",
+            "_spec",
+            "_to",
+            "_types",
+            "generation",
+            "is_idle",
+            "written",
+        ),
     )
 
     def __init__(

@@ -1,3 +1,4 @@
+# ruff: noqa: B008, D103, RUF015
 """`dlx.convert` in functions that torch.compile traces: in the graph where a tensor stays one, else a graph break."""
 
 import asyncio
