@@ -1,7 +1,6 @@
-from collections.abc import Callable
-
 """torch's guards, asked in C, compiled from `_dlx_torch.c`."""
 
+from collections.abc import Callable
 from typing import Any
 
 def guard_function() -> Any: ...

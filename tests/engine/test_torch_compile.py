@@ -1,5 +1,6 @@
-# ruff: noqa: B008, D103, RUF015
 """`dlx.convert` in functions that torch.compile traces: in the graph where a tensor stays one, else a graph break."""
+
+# ruff: noqa: B008, D103, RUF015
 
 import asyncio
 import sys

@@ -1,5 +1,6 @@
-# ruff: noqa: B008, D103, RUF015
 """What dlx makes while torch traces is a constant of the graph, whatever made it, and nothing of it stays behind."""
+
+# ruff: noqa: D103, RUF015
 
 import pytest
 

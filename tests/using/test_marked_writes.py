@@ -1,5 +1,6 @@
-# ruff: noqa: B008, D103, RUF015
 """torch's autograd learns of what others wrote to a tensor: `writes=`, and `dlx.borrow`."""
+
+# ruff: noqa: B008, D103
 
 import asyncio
 import dataclasses
