@@ -232,15 +232,15 @@ static PyObject* bind(PyObject* module, PyObject* args) {
   unsigned short key;
   if (!PyArg_ParseTuple(args, "OOH:bind", &lifts, &asks, &key)) return NULL;
   PY_LOCKED(module)
-  if (lift == NULL) { /* once: threads read it */
+  if (any_modes_set == NULL) { /* once: threads read it; again if torch was not there */
     void* modes = found_in("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
     void* keys =
         found_in("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
     memcpy(&any_modes_set, &modes, sizeof modes);
     memcpy(&is_key_included, &keys, sizeof keys);
     functorch = key;
-    ask = Py_NewRef(asks);
-    lift = Py_NewRef(lifts);
+    Py_XSETREF(ask, Py_NewRef(asks));
+    Py_XSETREF(lift, Py_NewRef(lifts));
   }
   PY_UNLOCKED();
   Py_RETURN_NONE;

@@ -273,20 +273,20 @@ def _exchange() -> Any:
     """Return torch's own table, which its subclasses do not carry themselves, with the slots of `_dlx_torch`."""
     import _dlx_torch
 
-    _tracing()
+    _is_tracing()
     own = sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
     return _dlx_torch.lifting_table(_dlx_torch.exchange_table(own, []))
 
 
-@functools.cache
-def _tracing() -> Any:
+def _is_tracing() -> Any:
     """Return the function that says whether torch traces, or transforms, what this thread makes."""
     import _dlx_torch
 
     inner = sys.modules["torch"]._C
 
     def ask() -> bool:
-        return bool(inner._len_torch_dispatch_stack() or inner._are_functorch_transforms_active())
+        depth = inner._len_torch_dispatch_stack()
+        return (type(depth) is int and depth > 0) or inner._are_functorch_transforms_active() is True
 
     _dlx_torch.bind(_lift, ask, int(inner.DispatchKey.FuncTorchDynamicLayerFrontMode))
     return _dlx_torch.is_tracing
@@ -597,15 +597,15 @@ class TorchAdapter(Adapter):
         )
 
     def initialize(self) -> None:
-        self.is_tracing = _tracing()
+        self.is_tracing = _is_tracing()
 
     def load(self, tensor: Tensor) -> Any:
         array = sys.modules["torch"].from_dlpack(tensor)
-        return _lift(array) if _tracing()() else array
+        return _lift(array) if self.is_tracing is not None and self.is_tracing() else array
 
     def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
-        if _tracing()():
+        if self.is_tracing is not None and self.is_tracing():
             return None  # `load` lifts what dlx allocates
         # Plain memory, whatever mode the caller is in.
         with torch.inference_mode(mode=False):

@@ -240,7 +240,7 @@ class borrow:  # noqa: N801
                     error.option = (("readonly", True),)
                     error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
-        lent = None if readonly else obj
+        written = None if readonly else obj
         try:
             if stream is None and cuda.is_cuda(tensor.device):
                 _for_legacy(tensor)
@@ -248,7 +248,7 @@ class borrow:  # noqa: N801
             borrowed[0] = dltensor(tensor)[0]
             numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
             borrowed.shape, borrowed.strides = numbers
-            self._held = tensor, borrowed, numbers, lent
+            self._held = tensor, borrowed, numbers, written
         except BaseException:
             native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
             raise
