@@ -1,6 +1,7 @@
-/* torch's guards for dlx's fast callable, asked in C, and its exchange table with slots of ours: one
- * that borrows, and one that makes constants of what enters a graph. Through Python's bindings guards cost more than the rest of a conversion (is_neg()
- * alone releases the GIL and takes it again), and torch's own slot more than what it reads.
+/* torch's guards for dlx's fast callable, asked in C, and its exchange table with slots of ours:
+ * one that borrows, and one that makes constants of what enters a graph. Through Python's bindings
+ * guards cost more than the rest of a conversion (is_neg() alone releases the GIL and takes it
+ * again), and torch's own slot more than what it reads.
  *
  * torch's headers are not needed: the functions called here are declared in them, exported by its
  * libraries and found by name at run time. A tensor is handed to them by address, as C++ hands over
@@ -192,12 +193,12 @@ static PyObject* exchange_table(PyObject* module, PyObject* args) {
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
-static _Bool (*any_modes_set)(_Bool);        /* c10::impl::TorchDispatchModeTLS; of this thread */
-static _Bool (*is_key_included)(uint16_t);   /* c10::impl, of a DispatchKey; of this thread */
-static uint16_t functorch;                   /* the key that each transform of torch.func includes */
-static PyObject *lift, *ask;                 /* functions of `bind`; strong */
+static _Bool (*any_modes_set)(_Bool);      /* c10::impl::TorchDispatchModeTLS; of this thread */
+static _Bool (*is_key_included)(uint16_t); /* c10::impl, of a DispatchKey; of this thread */
+static uint16_t functorch;                 /* the key that each transform of torch.func includes */
+static PyObject *lift, *ask;               /* functions of `bind`; strong */
 static int (*import_own)(DLManagedTensorVersioned*, void**); /* torch's slot */
-static DLPackExchangeAPI lifting[2];         /* torch's table, and `table`; each is made once */
+static DLPackExchangeAPI lifting[2]; /* torch's table, and `table`; each is made once */
 
 /* Whether torch traces, or transforms, what this thread makes. GIL: held; may run Python.
  * Errors: none, 1 where torch fails to say. */
@@ -221,26 +222,27 @@ static int import(DLManagedTensorVersioned* made, void** out) {
   return *out ? 0 : -1;
 }
 
-PyDoc_STRVAR(bind_doc,
-             "bind(lift, ask, key, /)\n--\n\n"
-             "Give `lift(tensor)`, which makes a tensor a constant of the graph; `ask()`, which says "
-             "whether\nthere is one, where torch's libraries lack what is called here; and the number "
-             "of the dispatch key\nof torch.func.");
+PyDoc_STRVAR(
+    bind_doc,
+    "bind(lift, ask, key, /)\n--\n\n"
+    "Give `lift(tensor)`, which makes a tensor a constant of the graph; `ask()`, which says "
+    "whether\nthere is one, where torch's libraries lack what is called here; and the number "
+    "of the dispatch key\nof torch.func.");
 
 static PyObject* bind(PyObject* module, PyObject* args) {
   PyObject *lifts, *asks;
   unsigned short key;
   if (!PyArg_ParseTuple(args, "OOH:bind", &lifts, &asks, &key)) return NULL;
   PY_LOCKED(module)
-  if (lift == NULL) { /* once: threads read it */
+  if (any_modes_set == NULL) { /* once: threads read it; again if torch was not there */
     void* modes = found_in("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
     void* keys =
         found_in("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
     memcpy(&any_modes_set, &modes, sizeof modes);
     memcpy(&is_key_included, &keys, sizeof keys);
     functorch = key;
-    ask = Py_NewRef(asks);
-    lift = Py_NewRef(lifts);
+    Py_XSETREF(ask, Py_NewRef(asks));
+    Py_XSETREF(lift, Py_NewRef(lifts));
   }
   PY_UNLOCKED();
   Py_RETURN_NONE;

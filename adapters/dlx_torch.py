@@ -2,8 +2,11 @@
 
 Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
 and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
-neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
-tensors.
+neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta,
+fake and functorch tensors.
+
+Graphs: what dlx makes while torch traces (`torch.export`, `make_fx`, FakeTensorMode) is lifted, as `torch.from_numpy`
+lifts its result: the graph has a constant, and never writes to the source.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
@@ -271,20 +274,20 @@ def _exchange() -> Any:
     """Return torch's own table, which its subclasses do not carry themselves, with the slots of `_dlx_torch`."""
     import _dlx_torch
 
-    _tracing()
+    _is_tracing()
     own = sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
     return _dlx_torch.lifting_table(_dlx_torch.exchange_table(own, []))
 
 
-@functools.cache
-def _tracing() -> Any:
+def _is_tracing() -> Any:
     """Return the function that says whether torch traces, or transforms, what this thread makes."""
     import _dlx_torch
 
     inner = sys.modules["torch"]._C
 
     def ask() -> bool:
-        return bool(inner._len_torch_dispatch_stack() or inner._are_functorch_transforms_active())
+        depth = inner._len_torch_dispatch_stack()
+        return (type(depth) is int and depth > 0) or inner._are_functorch_transforms_active() is True
 
     _dlx_torch.bind(_lift, ask, int(inner.DispatchKey.FuncTorchDynamicLayerFrontMode))
     return _dlx_torch.is_tracing
@@ -595,15 +598,15 @@ class TorchAdapter(Adapter):
         )
 
     def initialize(self) -> None:
-        self.is_tracing = _tracing()
+        self.is_tracing = _is_tracing()
 
     def load(self, tensor: Tensor) -> Any:
         array = sys.modules["torch"].from_dlpack(tensor)
-        return _lift(array) if _tracing()() else array
+        return _lift(array) if self.is_tracing is not None and self.is_tracing() else array
 
     def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
-        if _tracing()():
+        if self.is_tracing is not None and self.is_tracing():
             return None  # `load` lifts what dlx allocates
         # Plain memory, whatever mode the caller is in.
         with torch.inference_mode(mode=False):

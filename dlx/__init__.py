@@ -143,8 +143,13 @@ def _load(name: str) -> Any:
     finally:
         if collects:
             gc.enable()
-    if where is None or hasattr(module, name):
-        return module if where is None else getattr(module, name)
+    if where is None:
+        return module
+    if hasattr(module, name):
+        found = getattr(module, name)
+        if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
+            importlib.import_module("dlx._api.traced").skip_frames(found.__wrapped__)
+        return found
     raise ImportError(
         f"cannot load dlx.{name}: this call interrupts the import of {module.__name__}, as a signal handler may. "
         f"Run 'from dlx import {name}' before."

@@ -242,7 +242,7 @@ class borrow:  # noqa: N801
                 error.option = (("readonly", True),)
                 error.via = "to have a copy read, or give a copy of your own to be written to"
             raise
-        lent = None if readonly else obj
+        written = None if readonly else obj
         try:
             if stream is None and cuda.is_cuda(tensor.device):
                 _for_legacy(tensor)
@@ -250,7 +250,7 @@ class borrow:  # noqa: N801
             borrowed[0] = dltensor(tensor)[0]
             numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
             borrowed.shape, borrowed.strides = numbers
-            self._held = tensor, borrowed, numbers, lent
+            self._held = tensor, borrowed, numbers, written
         except BaseException:
             native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
             raise
@@ -265,7 +265,8 @@ class borrow:  # noqa: N801
             mark_written(kind_of(held[3]), held[3])
 
 
-leave_out(borrow.__init__, "dlx.borrow")
+for _method in (borrow.__init__, borrow.__enter__, borrow.__exit__):
+    leave_out(_method, "dlx.borrow")
 
 
 def _for_legacy(tensor: Tensor) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from dlx._core import native
 from dlx._registry.plugin import TRACING
 from dlx._views import pytree
+from dlx._views.base import View
 
-__all__ = ["leave_out"]
+__all__ = ["leave_out", "skip_frames"]
 
 _OUTSIDE = "memory that leaves the graph, or comes from outside"
 _INSTEAD = "compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
@@ -56,9 +57,9 @@ _outside: set[CodeType] = set()
 
 
 def leave_out(function: Any, name: str) -> Any:
-    """Let a compiler that traces a call of a function end its graph there, and run the function as it is.
+    """Let a compiler that traces a call of a function end its graph there, and skip the function's frames.
 
-    What the function calls is not traced either: other frameworks keep state of their own.
+    Other frameworks keep state that tracing their code would damage.
 
     Parameters
     ----------
@@ -69,10 +70,15 @@ def leave_out(function: Any, name: str) -> Any:
     """
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = f"{name} {_NOT_TRACED}"
+    skip_frames(function)
+    return function
+
+
+def skip_frames(function: Any) -> None:
+    """Let a compiler evaluate a function as Python does, and all that it calls, if it comes upon it at run time."""
     if function.__code__ not in _outside:
         _outside.add(function.__code__)
         pytree.when_imported(f"{TRACING[0]}.utils._pytree", functools.partial(_skip, function.__code__))
-    return function
 
 
 def _skip(code: CodeType) -> None:
@@ -83,4 +89,6 @@ def _skip(code: CodeType) -> None:
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip))
 
 
+for _method in (View._touch, View.materialize):
+    leave_out(_method, "a lazy view")
 native.set_traced(_call)

@@ -422,7 +422,9 @@ class View(Shown):
         if self._me is None:
             self._begin()
         if self._is_tracing is not None and self._is_tracing():  # a graph's arrays are of no use outside of it
-            return Scope(scope.options).result(self._at(key) if element is MISSING else element, handler, self._path, key)
+            return Scope(scope.options).result(
+                self._at(key) if element is MISSING else element, handler, self._path, key
+            )
         if handler.elements == "fresh":
             return self._fresh(key, element)
         if element is MISSING:

@@ -391,7 +391,7 @@ class WriteTracking:
         ``count(obj)`` gives how often an array was written to in place, or None where it is not counted.
     mark_written
         ``mark_written(obj)`` tells the framework that other code has written to an array, so that gradients which need
-        the old values are refused. Called for arrays of callers that `dlx.using` (``writes=``) or `dlx.borrow` lent.
+        the old values are refused. Called for what `dlx.using` (``writes=``) or `dlx.borrow` passed on.
         None: the framework keeps no account of writes.
     """
 

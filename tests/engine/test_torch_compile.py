@@ -1,11 +1,24 @@
 """`dlx.convert` in functions that torch.compile traces: in the graph where a tensor stays one, else a graph break."""
 
+# ruff: noqa: B008, D103, RUF015
+
+import asyncio
 import sys
 import warnings
 
 import pytest
 
 import dlx
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the code that it makes
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """Compiled code keeps what it was guarded by."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
 
 
 def in_a_graph(x):
@@ -28,6 +41,170 @@ ANOTHER_FUNCTION = {
     "plan": lambda x: x * 2 if dlx.plan(x, to="numpy") else x,
     "stack": lambda x: dlx.stack([x, x], to="torch") * 2,
 }
+
+
+def doubled(a):
+    return a * 2
+
+
+def doubling(a):
+    yield a * 2
+
+
+async def doubling_later(a):
+    return a * 2
+
+
+async def doubling_each(a):
+    yield a * 2
+
+
+def step(coroutine):
+    """Run a coroutine that waits for nothing, in a frame that is no coroutine."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+
+
+class Layer:
+    @dlx.using("numpy")
+    def numpy(self, a):
+        return a * 2
+
+    @dlx.using("jax", grad=True)
+    def jax(self, a):
+        return a * 2
+
+    @staticmethod
+    @dlx.using("numpy")
+    def static(a):
+        return a * 2
+
+
+def decorated(**options):
+    return {
+        "function": dlx.using("numpy", **options)(doubled),
+        "generator": lambda x, f=dlx.using("numpy", **options)(doubling): next(iter(f(x))),
+        "coroutine": lambda x, f=dlx.using("numpy", **options)(doubling_later): asyncio.run(f(x)),
+        "asynchronous generator": lambda x, f=dlx.using("numpy", **options)(doubling_each): step(f(x).__anext__()),
+    }
+
+
+DECORATED = {
+    **decorated(),
+    **{f"lazy {name}": function for name, function in decorated(lazy=True).items()},
+    "method": lambda x, layer=Layer(): layer.numpy(x),
+    "static method": lambda x: Layer.static(x),
+    "list": lambda x, f=dlx.using("numpy")(lambda a: [each * 2 for each in a]): f([x])[0],
+    "writes": lambda x, f=dlx.using("numpy", writes="a")(lambda a: a.__imul__(2)): f(x.clone()),
+    "torch": dlx.using("torch")(doubled),
+}
+BRIDGES = {
+    "jax": dlx.using("jax", grad=True)(doubled),
+    "torch": dlx.using("torch", grad=True)(doubled),
+    "method": lambda x, layer=Layer(): layer.jax(x),
+    "tree": lambda x, f=dlx.using("jax", grad=True)(lambda tree: {"b": tree["a"] * 2}): f({"a": x})["b"],
+    "made inside": lambda x: dlx.using("jax", grad=True)(doubled)(x),
+}
+
+
+@pytest.mark.parametrize("kind", DECORATED)
+def test_what_using_returns_ends_the_graph(np, torch, kind):
+    """The values are right, on the first call and on later ones, and for another shape."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: DECORATED[kind](x + 1) - 1, backend="eager")
+    for n in (3, 3, 4):
+        assert compiled(torch.arange(float(n))).tolist() == [2.0 * i + 1 for i in range(n)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DECORATED if kind != "torch"])
+def test_what_using_returns_says_that_it_ends_the_graph(np, torch, kind):
+    """With ``fullgraph=True``; a function of torch itself is traced."""
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"dlx\.using returns is not traced: it is about memory that leaves") as caught:
+        torch.compile(lambda x: DECORATED[kind](x + 1), fullgraph=True, backend="eager")(torch.ones(3))
+    assert type(caught.value).__name__ == "Unsupported"
+
+
+def test_a_function_of_torch_stays_in_the_graph(torch):
+    """`using("torch")` does nothing to tensors of torch, once it has seen their types."""
+    function, x = dlx.using("torch")(doubled), torch.ones(3, requires_grad=True)
+    function(x)
+    torch._dynamo.reset()
+    result = torch.compile(lambda x: function(x + 1), fullgraph=True, backend="eager")(x)
+    assert result.tolist() == [4.0] * 3
+    result.sum().backward()
+    assert x.grad.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("kind", BRIDGES)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_gradients_pass_through_a_compiled_function(torch, kind, recorded):
+    """A gradient bridge gives right values and right gradients, also when it is compiled before its first call."""
+    pytest.importorskip("jax")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: BRIDGES[kind](x * x) + 1, backend="aot_eager")
+    for n in (3, 3, 4):
+        x = torch.arange(float(n), requires_grad=recorded)
+        result = compiled(x)
+        assert result.tolist() == [2.0 * i * i + 1 for i in range(n)]
+        if recorded:
+            (gradient,) = torch.autograd.grad(result.sum(), x)
+            assert gradient.tolist() == [4.0 * i for i in range(n)]
+
+
+@pytest.mark.parametrize("first", ["torch", "dlx"])
+def test_a_bridge_may_be_compiled_before_it_is_called(python, first):
+    """Whichever of the two is imported first."""
+    python(
+        f"""
+        import {first}
+        import dlx, jax.numpy as jnp
+        function = dlx.using("jax", grad=True)(lambda x: jnp.sin(x))
+        import torch
+        x = torch.arange(3.0, requires_grad=True)
+        result = torch.compile(lambda x: function(x * 2) + 1, backend="eager")(x)
+        assert torch.allclose(result, (x * 2).sin() + 1)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        assert torch.allclose(gradient, 2 * (x * 2).cos())
+        """
+    )
+
+
+READ = {
+    "list view": lambda a: (lambda view: lambda x: x * view[0])(dlx.convert([a], to="torch", lazy=True)),
+    "dict view": lambda a: (lambda view: lambda x: x * view["a"])(dlx.convert({"a": a}, to="torch", lazy=True)),
+    "iteration": lambda a: (lambda view: lambda x: [x * each for each in view][0])(
+        dlx.convert([a], to="torch", lazy=True)
+    ),
+    "materialize": lambda a: (lambda view: lambda x: x * view.materialize()[0])(
+        dlx.convert([a], to="torch", lazy=True)
+    ),
+    "attach": lambda a: (lambda handle: lambda x: x * dlx.attach(handle, to="torch")["a"])(dlx.share({"a": a})),
+    "stack": lambda a: lambda x: x * dlx.stack([a, a], to="torch")[0],
+    "borrow": lambda a: lambda x: borrowing(x),
+    "describe": lambda a: lambda x: x * 3 if dlx.describe(x).shape == (3,) else x,
+    "shares_memory": lambda a: lambda x: x * 3 if dlx.shares_memory(x, x) else x,
+}
+
+
+def borrowing(x):
+    with dlx.borrow(x) as tensor:
+        return x * 3 * tensor.ndim
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_other_functions_and_views_end_the_graph(np, torch, kind):
+    """With right values; what is no graph says so with ``fullgraph=True``."""
+    function, x = READ[kind](np.full(3, 3, np.float32)), torch.arange(3.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: function(x + 1) - 1, backend="eager")
+    assert [compiled(x).tolist() for _ in range(2)] == [[2.0, 5.0, 8.0]] * 2
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"dlx\.\w+ is not traced|a lazy view is not traced|View") as caught:
+        torch.compile(function, fullgraph=True, backend="eager")(x)
+    assert type(caught.value).__name__ == "Unsupported"
 
 
 def test_a_tensor_stays_in_the_graph(torch):

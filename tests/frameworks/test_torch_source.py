@@ -168,7 +168,6 @@ REFUSED = {  # make, error, the kind, the method to call
     "functional": (lambda t: t._to_functional_tensor(t.ones(3)), "LayoutError", "functionalize", "outside"),
     "two tensor": (two, "LayoutError", "wrapper subclass", "inside|wraps"),
     "masked tensor": (masked, "LayoutError", "wrapper subclass", "inside|wraps"),
-    "zero tensor": (lambda t: t._efficientzerotensor(3), "LayoutError", "zero tensor", r"\.clone\(\)"),
     "emptied storage": (emptied, "LayoutError", r"storage was emptied \(resize_\(0\)\)", "before"),
 }
 only_warns = pytest.mark.filterwarnings("ignore")  # torch calls half of these experimental or deprecated
@@ -197,12 +196,44 @@ def test_kinds_without_memory_can_be_described(np, torch, kind):
 
 
 @only_warns
-@pytest.mark.parametrize("kind", ["coo", "csr", "mkldnn", "quantized", "zero tensor"])
+@pytest.mark.parametrize("kind", ["coo", "csr", "mkldnn", "quantized"])
 def test_the_method_that_the_error_names_helps(np, torch, kind):
     """Doing what the fix says makes the tensor convertible."""
     make, _, _, fix = REFUSED[kind]
     method = fix.strip("\\.()").replace("\\", "").replace("(", "")
     assert dlx.convert(getattr(make(torch), method)(), to="numpy").size
+
+
+ZERO = {
+    "plain": lambda zero: zero,
+    "part": lambda zero: zero[1:],
+    "transposed": lambda zero: zero.T,
+    "empty part": lambda zero: zero[2:],
+    "conj": lambda zero: zero.conj(),
+}
+
+
+@pytest.mark.parametrize("part", ZERO)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "complex64"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_zero_tensors_are_copied(np, torch, part, dtype, target):
+    """One has no memory, and a part of one an address where none is: zeros are made, unless nothing may be copied."""
+    dlx.convert(torch.ones(2), to=target)  # a route is known
+    zero = ZERO[part](torch._efficientzerotensor((2, 3), dtype=getattr(torch, dtype)))
+    assert zero._is_zerotensor()
+    plan = dlx.plan(zero, to=target)
+    assert plan.outcome == "copied" and "zero tensor" in str(plan)
+    made = [dlx.convert(zero, to=target), dlx.convert([zero], to=target)[0], dlx.stack([zero, zero], to=target)]
+    for each in made:
+        array = dlx.convert(each, to="numpy")
+        assert array.shape[-2:] == tuple(zero.shape) and not array.any() and str(array.dtype) == dtype
+    with dlx.borrow(zero, readonly=True) as tensor:
+        assert tensor.ndim == 2
+    if zero.numel():
+        for refused in (lambda: dlx.convert(zero, to=target, copy=False), lambda: dlx.borrow(zero).__enter__()):
+            with pytest.raises(errors.CopyRequiredError, match=r"zero tensor|conj bit"):
+                refused()
+    assert dlx.convert(zero, to="torch") is zero
 
 
 @only_warns

@@ -1,0 +1,243 @@
+"""What dlx makes while torch traces is a constant of the graph, whatever made it, and nothing of it stays behind."""
+
+# ruff: noqa: D103, RUF015
+
+import pytest
+
+import dlx
+
+MODES = ("real", "fake", "functionalize")
+
+
+def traced(torch, mode):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    one = torch.ones(3)
+    if mode == "functionalize":
+        return lambda function: make_fx(torch.func.functionalize(function))(one)
+    return lambda function: make_fx(function, tracing_mode=mode)(one)
+
+
+def graph_of(torch, mode, make):
+    """Trace a function that writes to what `make` gives."""
+
+    def function(x):
+        constant = make()
+        constant += x
+        return constant * 1
+
+    return traced(torch, mode)(function)
+
+
+@pytest.fixture
+def table(np):
+    return np.zeros(3, np.float32)
+
+
+def readonly(table):
+    view = table[:]
+    view.flags.writeable = False
+    return view
+
+
+# Of an array: a function that makes a torch tensor over it, or over a copy, whenever it is called.
+WAYS = {
+    "convert": lambda a, torch: lambda: dlx.convert(a, to="torch"),
+    "module": lambda a, torch: lambda: dlx.convert(a, to=torch),
+    "type": lambda a, torch: lambda: dlx.convert(a, to=torch.Tensor),
+    "like": lambda a, torch: (lambda like: lambda: dlx.convert(a, like=like))(torch.zeros(1)),
+    "copy": lambda a, torch: lambda: dlx.convert(a, to="torch", copy=True),
+    "no copy": lambda a, torch: lambda: dlx.convert(a, to="torch", copy=False),
+    "device": lambda a, torch: lambda: dlx.convert(a, to="torch", device="cpu"),
+    "detach": lambda a, torch: lambda: dlx.convert(a, to="torch", detach=True),
+    "read-only": lambda a, torch: lambda: dlx.convert(readonly(a), to="torch"),
+    "readonly=share": lambda a, torch: lambda: dlx.convert(readonly(a), to="torch", readonly="share"),
+    "negative strides": lambda a, torch: lambda: dlx.convert(a[::-1], to="torch"),
+    "big-endian": lambda a, torch: lambda: dlx.convert(a.astype(">f4"), to="torch"),
+    "dlx.Tensor": lambda a, torch: lambda: dlx.convert(dlx.convert(a, to="dlx"), to="torch"),
+    "capsule": lambda a, torch: lambda: dlx.convert(dlx.to_capsule(a), to="torch"),
+    "memoryview": lambda a, torch: lambda: dlx.convert(memoryview(a), to="torch"),
+    "list": lambda a, torch: lambda: dlx.convert([a], to="torch")[0],
+    "dict": lambda a, torch: lambda: dlx.convert({"a": (a, 1)}, to="torch")["a"][0],
+    "strict": lambda a, torch: lambda: dlx.convert([a], to="torch", strict=True)[0],
+    "collect": lambda a, torch: lambda: dlx.convert([a], to="torch", errors="collect")[0],
+    "copied list": lambda a, torch: lambda: dlx.convert([a], to="torch", copy=True)[0],
+    "new view": lambda a, torch: lambda: dlx.convert([a], to="torch", lazy=True)[0],
+    "list view": lambda a, torch: (lambda view: lambda: view[0])(dlx.convert([a], to="torch", lazy=True)),
+    "tuple view": lambda a, torch: (lambda view: lambda: view[-1])(dlx.convert((a,), to="torch", lazy=True)),
+    "dict view": lambda a, torch: (lambda view: lambda: view["a"])(dlx.convert({"a": a}, to="torch", lazy=True)),
+    "values": lambda a, torch: (lambda view: lambda: [*view.values()][0])(dlx.convert({"a": a}, to="torch", lazy=True)),
+    "iteration": lambda a, torch: (lambda view: lambda: [*view][0])(dlx.convert([a], to="torch", lazy=True)),
+    "nested view": lambda a, torch: (lambda view: lambda: view["a"][0])(dlx.convert({"a": [a]}, to="torch", lazy=True)),
+    "slice": lambda a, torch: (lambda view: lambda: view[:1][0])(dlx.convert([a], to="torch", lazy=True)),
+    "record view": lambda a, torch: (lambda view: lambda: view.a)(
+        dlx.convert(__import__("types").SimpleNamespace(a=a), to="torch", lazy=True)
+    ),
+    "materialize": lambda a, torch: (lambda view: lambda: view.materialize()[0])(
+        dlx.convert([a], to="torch", lazy=True)
+    ),
+    "stack": lambda a, torch: lambda: dlx.stack([a, a], to="torch")[0],
+    "attach": lambda a, torch: (lambda handle: lambda: dlx.attach(handle, to="torch")["a"])(dlx.share({"a": a})),
+    "using, in": lambda a, torch: lambda: dlx.using("torch", returns="torch")(lambda x: x)(a),
+    "using, out": lambda a, torch: lambda: dlx.using("numpy", returns="torch")(lambda: a)(),
+    "using, out, list": lambda a, torch: lambda: dlx.using("numpy", returns="torch")(lambda: [a])()[0],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_graph_does_not_write_into_what_it_was_made_of(np, torch, table, way, mode):
+    """Runs of the graph are independent, and the source stays as it is; before, during and after the trace."""
+    make = WAYS[way](table, torch)
+    before = make()
+    graph = graph_of(torch, mode, make)
+    assert [graph(torch.ones(3)).tolist() for _ in range(2)] == [[1.0] * 3] * 2
+    after = make()
+    assert table.tolist() == before.tolist() == after.tolist() == [0.0] * 3
+    assert type(after) is torch.Tensor and after.data_ptr() and after.add_(1).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_under_fake_tensor_mode_results_are_fake(np, torch, table, way):
+    """And real ones again afterwards, from the same cache."""
+    make, fake = WAYS[way](table, torch), torch._subclasses.FakeTensorMode()
+    with fake:
+        made = make()
+        assert isinstance(made, torch._subclasses.FakeTensor) and made.add(1).shape == (3,)
+    assert type(make()) is torch.Tensor and make().tolist() == [0.0] * 3
+    with fake:
+        assert isinstance(make(), torch._subclasses.FakeTensor)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.safetensors", "a.arrow"])
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+def test_files_are_constants_of_a_graph(np, torch, tmp_path, name, mode):
+    """Opened inside, or before and read inside."""
+    path = tmp_path / name
+    array = np.zeros(3, np.float32)
+    if name == "a.npy":
+        np.save(path, array)
+    elif name == "a.npz":
+        np.savez(path, a=array)
+    elif name == "a.safetensors":
+        pytest.importorskip("safetensors.numpy").save_file({"a": array}, path)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        column = pa.table({"a": pa.array(array)})
+        with pa.ipc.new_file(str(path), column.schema) as writer:
+            writer.write(column)
+    kept = dlx.open(path, to="torch")
+    for make in (lambda: [*kept.values()][0], lambda: [*dlx.open(path, to="torch").values()][0]):
+        graph = graph_of(torch, mode, make)
+        assert [graph(torch.ones(3)).tolist() for _ in range(2)] == [[1.0] * 3] * 2
+        assert make().tolist() == [0.0] * 3
+
+
+def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
+    """What was read before is the same object afterwards."""
+    view = dlx.convert([table, {"a": table}], to="torch", lazy=True)
+    first, inner = view[0], view[1]
+    graph_of(torch, "real", lambda: view[0])
+    assert view[0] is first and view[1] is inner and view[1]["a"] is first
+
+
+@pytest.mark.parametrize("mode", ["fake", "real", "export"])
+def test_the_first_call_of_a_process_may_be_traced(python, mode):
+    """What is learned of types and targets in there holds outside."""
+    python(
+        f"""
+        import numpy as np, torch, dlx
+        from torch.fx.experimental.proxy_tensor import make_fx
+        table = np.zeros(3, np.float32)
+        def function(x):
+            constant = dlx.convert(table, to="torch")
+            constant += x
+            return constant * 1
+        class Net(torch.nn.Module):
+            forward = lambda self, x: function(x)
+        one = torch.ones(3)
+        if {mode!r} == "export":
+            graph = torch.export.export(Net(), (one,), strict=False).module()
+        else:
+            graph = make_fx(function, tracing_mode={mode!r})(one)
+        assert [graph(one).tolist() for _ in range(2)] == [[1.0] * 3] * 2
+        shared = dlx.convert(table, to="torch")
+        shared += 1
+        assert type(shared) is torch.Tensor and table.tolist() == [1.0] * 3
+        """,
+        imported=True,
+    )
+
+
+def test_modes_of_other_threads_are_not_looked_at(np, torch, table):
+    """A thread that traces does not change what another one makes."""
+    import threading
+
+    made = []
+    with torch._subclasses.FakeTensorMode():
+        thread = threading.Thread(target=lambda: made.append(dlx.convert(table, to="torch")))
+        thread.start()
+        thread.join()
+    assert type(made[0]) is torch.Tensor
+
+
+def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
+    """What is read in C is what torch's Python interface says."""
+    dlx.convert(table, to="torch")
+    answers = []
+
+    def ask(x):
+        inner = torch._C
+        said = bool(inner._len_torch_dispatch_stack() or inner._are_functorch_transforms_active())
+        answers.append((said, pytest.importorskip("_dlx_torch").is_tracing()))
+        return x * 1
+
+    ask(torch.ones(1))
+    traced(torch, "real")(ask)
+    torch.vmap(ask)(torch.ones(2))
+    with torch._subclasses.FakeTensorMode():
+        ask(torch.ones(1))
+    ask(torch.ones(1))
+    assert answers == [(False, False), (True, True), (True, True), (True, True), (False, False)]
+
+
+def test_exported_programs(python):
+    """`torch.export` keeps what it traced for a while: in a process of its own."""
+    python(
+        """
+        import numpy as np, torch
+        from tests.frameworks.test_torch_tracing import WAYS
+        for name, way in WAYS.items():
+            table = np.zeros(3, np.float32)
+            make = way(table, torch)
+            before = make()
+
+            class Net(torch.nn.Module):
+                def forward(self, x):
+                    constant = make()
+                    constant += x
+                    return constant * 1
+
+            graph = torch.export.export(Net(), (torch.ones(3),), strict=False).module()
+            found = [graph(torch.ones(3)).tolist() for _ in range(3)]
+            assert found == [[1.0] * 3] * 3, (name, found)
+            assert table.tolist() == before.tolist() == make().tolist() == [0.0] * 3, name
+        """,
+        imported=True,
+    )
+
+
+@pytest.mark.parametrize("transform", ["functionalize", "vmap", "grad"])
+def test_inside_transforms_of_torch_func(np, torch, table, transform):
+    """Constants work as those of `torch.from_numpy` do."""
+    function = getattr(torch.func, transform)
+    view = dlx.convert([table], to="torch", lazy=True)
+    for make in (lambda: dlx.convert(table, to="torch"), lambda: view[0], lambda: dlx.stack([table], to="torch")[0]):
+        if transform == "functionalize":
+            assert function(lambda x: make().add_(x) * 1)(torch.ones(3)).tolist() == [1.0] * 3  # noqa: B023
+        elif transform == "vmap":
+            assert function(lambda x: make() + x)(torch.ones(2)).tolist() == [[1.0] * 3] * 2  # noqa: B023
+        else:
+            assert function(lambda x: (make() + x).sum())(torch.ones(3)).tolist() == [1.0] * 3  # noqa: B023
+        assert table.tolist() == [0.0] * 3 and type(make()) is torch.Tensor
+        assert make().tolist() == [0.0] * 3

@@ -1,0 +1,151 @@
+"""torch's autograd learns of what others wrote to a tensor: `writes=`, and `dlx.borrow`."""
+
+# ruff: noqa: B008, D103
+
+import asyncio
+import dataclasses
+
+import pytest
+
+import dlx
+
+
+def fill(a):
+    a.fill(100)
+
+
+def yielding(a):
+    a.fill(100)
+    yield 1
+
+
+async def waiting(a):
+    a.fill(100)
+
+
+async def streaming(a):
+    a.fill(100)
+    yield 1
+
+
+def failing(a):
+    a.fill(100)
+    raise KeyError
+
+
+class Owner:
+    @dlx.using("numpy", writes="a")
+    def method(self, a):
+        a.fill(100)
+
+
+async def drained(function, x):
+    return [each async for each in function(x)]
+
+
+def suppressed(function, x):
+    with pytest.raises(KeyError):
+        function(x)
+
+
+def borrowed(x):
+    with dlx.borrow(x) as tensor:
+        dlx.ffi.cast("float*", tensor.data)[0] = 100
+
+
+using = dlx.using("numpy", writes="a")
+WRITERS = {
+    "numpy": using(fill),
+    "keyword": lambda x, f=using(fill): f(a=x),
+    "by number": dlx.using("numpy", writes=0)(lambda *a: a[0].fill(100)),
+    "list": lambda x, f=using(lambda a: a[0].fill(100)): f([x]),
+    "dict": lambda x, f=using(lambda a: a["b"][0].fill(100)): f({"b": (x,)}),
+    "lazy": dlx.using("numpy", writes="a", lazy=True)(fill),
+    "method": lambda x, owner=Owner(): owner.method(x),
+    "generator": lambda x, f=using(yielding): list(f(x)),
+    "unfinished generator": lambda x, f=using(yielding): next(f(x)),
+    "coroutine": lambda x, f=using(waiting): asyncio.run(f(x)),
+    "asynchronous generator": lambda x, f=using(streaming): asyncio.run(drained(f, x)),
+    "failing": lambda x, f=using(failing): suppressed(f, x),
+    "same framework": dlx.using("torch", writes="a")(lambda a: a.detach().numpy().fill(100)),
+    "dlx": dlx.using("dlx", writes="a")(lambda a: dlx.convert(a, to="numpy").fill(100)),
+    "borrow": borrowed,
+}
+READERS = {
+    "not declared": dlx.using("numpy")(lambda a: None),
+    "another parameter": dlx.using("numpy", writes="b")(lambda a, b=None: None),
+    "borrow": lambda x: dlx.borrow(x, readonly=True).__enter__() and None,
+    "convert": lambda x: dlx.convert(x, to="numpy") is None,
+    "plan": lambda x: dlx.plan(x, to="numpy") is None,
+}
+
+
+def saved(torch, x):
+    weight = torch.ones(3, requires_grad=True)
+    return weight, (weight * x).sum()
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_gradients_that_need_old_values_are_refused(np, torch, kind):
+    """On the first call, and on the next ones, which take the fast path."""
+    for _ in range(3):
+        x = torch.ones(3)
+        _, loss = saved(torch, x)
+        WRITERS[kind](x)
+        assert x[0] == 100
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_is_only_read_is_not_marked(np, torch, kind):
+    """Gradients go on."""
+    for _ in range(3):
+        x = torch.ones(3)
+        weight, loss = saved(torch, x)
+        READERS[kind](x)
+        loss.backward()
+        assert weight.grad.tolist() == [1.0] * 3
+
+
+def test_only_the_declared_argument_is_marked(np, torch):
+    """Two tensors of one type, the same tensor twice, and then two again."""
+    function = dlx.using("numpy", writes="a")(lambda a, b: a.fill(100))
+    for _ in range(3):
+        x, y = torch.ones(3), torch.ones(3)
+        function(x, y)
+        assert (x._version, y._version) == (1, 0)
+        function(x, x)
+        assert x._version == 2
+
+
+def test_tensors_of_inference_mode_count_no_writes(np, torch):
+    """They are written to all the same."""
+    with torch.inference_mode():
+        x = torch.zeros(3)
+    WRITERS["numpy"](x)
+    borrowed(x)
+    assert x.tolist() == [100.0] * 3
+
+
+def test_any_adapter_may_keep_account(np, torch, monkeypatch):
+    """`WriteTracking.mark_written` of whatever framework the array is of; what it raises names the adapter."""
+    from dlx._registry.registry import registry
+
+    adapter = registry.producer(np.ones(1))
+    marked = []
+    tracking = dataclasses.replace(adapter.writes, mark_written=marked.append)
+    monkeypatch.setattr(adapter, "writes", tracking)
+    x = np.ones(3, np.float32)
+    function = dlx.using("torch", writes="a")(lambda a: None)
+    for _ in range(2):
+        function(x)
+    borrowed(x)
+    assert len(marked) == 3 and all(each is x for each in marked)
+
+    def refuse(obj):
+        raise ValueError("no account")
+
+    monkeypatch.setattr(adapter, "writes", dataclasses.replace(tracking, mark_written=refuse))
+    with pytest.raises(dlx.errors.DlxError, match=r"numpy failed.*no account"):
+        borrowed(x)
