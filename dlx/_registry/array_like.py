@@ -45,6 +45,8 @@ _HINTS = (
         "awkward.num(x).to_numpy() apart.",
         "awkward",
     ),
+    _Hint("IterableDataset", "Convert its batches, .with_format('numpy').iter(batch_size=n).", "datasets"),
+    _Hint("__getitem__", "Call .with_format('numpy')[:] first.", "datasets"),
     _Hint("to_tensordict", "Call .to_dict() first."),
     _Hint("data_vars", "Convert its variables: {name: each.values for name, each in dataset.data_vars.items()}."),
     _Hint("colnames", "Convert its columns: {name: table[name].data for name in table.colnames}.", "astropy"),
@@ -58,7 +60,7 @@ _HINTS = (
     _Hint("toarray", "Call .toarray() first, or convert the arrays that it is made of, such as .data."),
     _Hint("todense", "Call .todense() first."),
     _Hint("asnumpy", "Call .asnumpy() first."),
-    _Hint("zero_grad", "Convert its .state_dict()."),  # a module, or an optimizer
+    _Hint("state_dict", "Convert its .state_dict()."),
     _Hint("__array__", "Call numpy.asarray(x) first: that may copy, so dlx never does."),
     _Hint("numpy", "Call .numpy() first."),
     _Hint("__getitem__", "Convert what [...] reads of it. If it is a record of arrays, give it a __dlx_tree__ method."),
