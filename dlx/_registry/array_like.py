@@ -71,7 +71,7 @@ _HINTS = (
     _Hint("RollingGroupBy", "Call .agg(...) first.", "polars", _HOLDER),
     _Hint("BaseGroupBy", "Call .agg(...) first, or convert a dict of its groups: dict(list(it)).", "pandas", _HOLDER),
     _Hint("BaseWindow", "Call .agg(...) first.", "pandas", _HOLDER),
-    _Hint("IterableDataset", "Convert the batches of its .with_format('numpy').iter(batch_size).", "datasets", _HOLDER),
+    _Hint("IterableDataset", "Convert its batches, .with_format('numpy').iter(batch_size=n).", "datasets", _HOLDER),
     _Hint("Dataset", "Convert its .with_format('numpy')[:].", "datasets", _HOLDER),
     _Hint("Column", "Convert numpy.asarray(column[:]).", "datasets", _HOLDER),
     _Hint("IterableColumn", "Convert numpy.asarray(list(column)).", "datasets", _HOLDER),

@@ -175,7 +175,9 @@ def test_every_public_function_names_itself():
     assert functions - set(REFUSED) - refuse_nothing - others == {"hookimpl"}
 
 
-@pytest.mark.parametrize("name", ["array_namespace", "borrow", "describe", "from_dlpack", "shares_memory", "to_capsule"])
+@pytest.mark.parametrize(
+    "name", ["array_namespace", "borrow", "describe", "from_dlpack", "shares_memory", "to_capsule"]
+)
 def test_a_container_is_not_said_to_lack_an_adapter(name):
     """Functions of one array say that it is a container, and which functions take it."""
     error = refusal(REFUSED[name][1], [b"abc"])

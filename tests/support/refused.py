@@ -291,7 +291,7 @@ CASES: dict[str, Case] = {
         "geopandas shapely",
         lambda geopandas, shapely: geopandas.GeoDataFrame(geometry=[shapely.Point(1, 2)]).to_arrow(),
     ),
-    "datasets": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [1.0, 2.0]}), works=False),
+    "datasets": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [1.0, 2.0]})),
     "datasets lists": Case("datasets", lambda datasets: datasets.Dataset.from_dict({"x": [[1, 2], [3, 4]]}).data.table),
     "datasets Array2D": Case("datasets", lambda datasets: array2d(datasets).data.table),
     "datasets iterable": Case(

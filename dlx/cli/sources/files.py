@@ -14,7 +14,7 @@ import dlx as api
 from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
-from dlx._files.objects import load_checkpoint, opened_arrow
+from dlx._files.objects import load_checkpoint
 from dlx._files.reading import OBJECTS, kind_of, opened, read
 from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.cli.render.screen import Screen
