@@ -10,10 +10,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import dlx as api
+from dlx._api.convert import plan
+from dlx._api.describe import describe
 from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
+from dlx._files.mapping import mapped
 from dlx._files.objects import load_checkpoint
 from dlx._files.reading import OBJECTS, kind_of, opened, read
 from dlx.cli.model import BadInput, Entry, Source, counted
@@ -100,7 +102,7 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
 
 def _opened(path: Path, readonly: Readonly) -> list[Entry]:
     """Return the arrays that `dlx.open` gives, which are those that are planned."""
-    entries, _ = entries_of(api.open(path, readonly=readonly), lambda keys: str(keys[0]))
+    entries, _ = entries_of(mapped(path, private=readonly == "share"), lambda keys: str(keys[0]))
     return entries
 
 
@@ -162,7 +164,7 @@ def _read_parquet(file: File, _: Readonly) -> Source:
     except Exception as error:
         raise unreadable("pyarrow", error) from error
     try:
-        api.open(file.path)
+        mapped(file.path)
     except FileError as error:
         entries = tuple(replace(each, error=error) for each in entries)
     notes = ("the schema only", f"row groups: {groups:,}")
@@ -171,7 +173,7 @@ def _read_parquet(file: File, _: Readonly) -> Source:
 
 def _refusal(column: Any) -> str:
     """Return why a column is no array outside of Arrow; empty if it is one."""
-    error = api.plan(column, to="dlx").error
+    error = plan(column, to="dlx").error
     return sentences(error.reason, error.fix) if isinstance(error, DlxError) else ""
 
 
@@ -182,7 +184,7 @@ def _column(pa: Any, field: Any, rows: int) -> Entry:
     notes = ("nulls are allowed",) if field.nullable else ()
     if refused:
         return Entry(field.name, None, name, (rows,), None, refused=refused, notes=notes)
-    info = api.describe(empty)
+    info = describe(empty)
     assert info.dtype is not None and info.shape is not None
     shape = (rows, *info.shape[1:])
     nbytes = -(-prod(shape) * info.dtype.bits // 8)
