@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 
 from benchmarks.batch import batch
+from benchmarks.cliffs import cliffs
 from benchmarks.columns import columns
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
@@ -43,6 +44,7 @@ PARTS = (
     "verbs",
     "views",
     "using",
+    "cliffs",
     "gradients",
     "batch",
     "cuda",
@@ -101,6 +103,8 @@ def measure(parts, *, quick):
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:
         found["using"] = using(names, quick=quick)
+    if "cliffs" in parts and "t" in names:
+        found["cliffs"] = cliffs(names, quick=quick)
     if "gradients" in parts and "t" in names:
         found["gradients"] = gradients(quick=quick)
     if "share" in parts:
