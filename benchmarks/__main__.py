@@ -21,6 +21,7 @@ from benchmarks.files import files
 from benchmarks.gradients import gradients
 from benchmarks.growth import growth
 from benchmarks.imports import fresh_process, imports
+from benchmarks.moves import moves
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
@@ -47,6 +48,7 @@ PARTS = (
     "cliffs",
     "gradients",
     "batch",
+    "moves",
     "cuda",
     "files",
     "columns",
@@ -115,6 +117,8 @@ def measure(parts, *, quick):
         found["threads"] = threads(names, quick=quick)
     if "cuda" in parts:
         found["cuda"] = cuda(quick=quick)
+    if "moves" in parts:
+        found["moves"] = moves(quick=quick)
     if "batch" in parts:
         found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found
