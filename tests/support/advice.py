@@ -75,7 +75,7 @@ def tried(text, obj):
     AssertionError
         If a name does not exist.
     """
-    names = Names(dict.fromkeys(ALIASES, obj), value=0, n=2, name="a", path="no-file")
+    names = Names(dict.fromkeys(ALIASES, obj), value=0, n=2, name="a", path="no-file", query="select 1.0 as x")
     made = re.match(r"With x = (.*?), (?:call|convert) ", text)
     if made is not None:
         names["x"] = _value(made[1], names, text)
