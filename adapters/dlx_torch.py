@@ -289,7 +289,8 @@ def _is_tracing() -> Any:
         depth = inner._len_torch_dispatch_stack()
         return (type(depth) is int and depth > 0) or inner._are_functorch_transforms_active() is True
 
-    _dlx_torch.bind(_lift, ask, int(inner.DispatchKey.FuncTorchDynamicLayerFrontMode))
+    key = getattr(getattr(inner, "DispatchKey", None), "FuncTorchDynamicLayerFrontMode", 0)
+    _dlx_torch.bind(_lift, ask, int(key))
     return _dlx_torch.is_tracing
 
 

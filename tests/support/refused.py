@@ -86,7 +86,6 @@ CASES: dict[str, Case] = {
         "torch", lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     ),
     "torch quantized": Case("torch", lambda torch: quantized(torch)),
-    "torch zero": Case("torch", lambda torch: torch._efficientzerotensor(2)),
     "torch fake": Case("torch torch._subclasses", lambda torch: fake(torch), works=False),
     "torch bits": Case("torch", lambda torch: torch.zeros(2, dtype=torch.uint8).view(torch.bits8)),
     "torch lazy": Case("torch", lambda torch: torch.nn.LazyLinear(2).weight, works=False),
