@@ -192,13 +192,50 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
         answers.append((said, pytest.importorskip("_dlx_torch").is_tracing()))
         return x * 1
 
+    class Asking(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            ask(torch.empty(1))
+            return function(*args, **(kwargs or {}))
+
     ask(torch.ones(1))
     traced(torch, "real")(ask)
     torch.vmap(ask)(torch.ones(2))
     with torch._subclasses.FakeTensorMode():
         ask(torch.ones(1))
+        with Asking():  # one mode is left inside
+            torch.zeros(1)
     ask(torch.ones(1))
-    assert answers == [(False, False), (True, True), (True, True), (True, True), (False, False)]
+    with torch.inference_mode(), torch.no_grad():
+        ask(torch.ones(1))
+    with Asking():  # none is left
+        torch.zeros(1)
+    nothing = (False, False)
+    assert answers == [nothing, *[(True, True)] * 4, *[nothing] * 3]
+
+
+@pytest.mark.parametrize("missing", [["DispatchKey"], ["DispatchKey", "_len_torch_dispatch_stack"]])
+def test_a_torch_that_lacks_what_is_asked(python, missing):
+    """Results are right, and constants of a graph."""
+    python(
+        f"""
+        import numpy as np, torch, dlx
+        from torch._subclasses import FakeTensorMode
+        table, missing = np.zeros(3, np.float32), {missing!r}
+        kept = {{name: getattr(torch._C, name) for name in missing}}
+        for name in missing:
+            delattr(torch._C, name)
+        results = [dlx.convert(table, to="torch"), dlx.convert(table[::-1], to="torch")]
+        torch._C.DispatchKey = kept["DispatchKey"]  # torch itself cannot go without
+        assert [type(each) for each in results] == [torch.Tensor] * 2
+        results[0] += 1
+        assert table.tolist() == [1] * 3
+        with FakeTensorMode():
+            fake = type(torch.zeros(1))
+            for source in (table, table[::-1]):
+                assert type(dlx.convert(source, to="torch")) is fake
+        """,
+        imported=True,
+    )
 
 
 def test_exported_programs(python):
