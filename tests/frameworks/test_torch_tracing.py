@@ -5,6 +5,7 @@
 import pytest
 
 import dlx
+from dlx.errors import ConversionError, FileError
 
 MODES = ("real", "fake", "functionalize")
 
@@ -131,6 +132,43 @@ def test_files_are_constants_of_a_graph(np, torch, tmp_path, name, mode):
         graph = graph_of(torch, mode, make)
         assert [graph(torch.ones(3)).tolist() for _ in range(2)] == [[1.0] * 3] * 2
         assert make().tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("to", ["torch", "numpy"])
+@pytest.mark.parametrize("mode", ["trace", "fake mode"])
+def test_a_checkpoint_is_opened_before_a_trace(np, torch, tmp_path, mode, to):
+    """The error says so, as torch cannot load it inside; read inside, it is right."""
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.arange(3.0)}, path)
+    kept = dlx.open(path, to=to)
+
+    def run(function):
+        if mode == "trace":
+            return graph_of(torch, "real", function)(torch.ones(3))
+        with torch._subclasses.FakeTensorMode():
+            return function()
+
+    with pytest.raises(FileError, match=r"a\.pt: torch loads no checkpoint while it traces.*Open it before"):
+        run(lambda: dlx.open(path, to=to)["a"])
+    if mode == "fake mode":
+        assert run(lambda: kept["a"]).tolist() == [0.0, 1.0, 2.0]
+        return
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda x: dlx.convert(kept["a"], to="torch") + x)(torch.zeros(3))
+    assert [graph(torch.ones(3)).tolist() for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("options", [{"copy": True}, {"detach": True}])
+def test_a_real_tensor_under_fake_tensor_mode(np, torch, options):
+    """Torch refuses to compute with it, and so does dlx, unless the mode allows it."""
+    tensor, mode = torch.ones(3, requires_grad="detach" in options), torch._subclasses.FakeTensorMode
+    with mode(), pytest.raises(ConversionError, match="convert all Tensors to FakeTensors first"):
+        dlx.convert(tensor, to="torch", **options)
+    with mode(allow_non_fake_inputs=True):
+        assert isinstance(dlx.convert(tensor, to="torch", **options), torch._subclasses.FakeTensor)
+    with mode():
+        assert dlx.convert(tensor.detach_(), to="torch") is tensor
 
 
 def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
