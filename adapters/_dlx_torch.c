@@ -197,7 +197,7 @@ static _Bool (*any_modes_set)(_Bool);      /* c10::impl::TorchDispatchModeTLS; o
 static _Bool (*is_key_included)(uint16_t); /* c10::impl, of a DispatchKey; of this thread */
 static uint16_t functorch;                 /* the key that each transform of torch.func includes */
 static PyObject *lift, *ask;               /* functions of `bind`; strong */
-static _Thread_local const uint64_t* included; /* torch's word of this thread; NULL = not found yet */
+static _Thread_local const uint64_t* included; /* torch's own word; NULL = not found yet */
 static int (*import_own)(DLManagedTensorVersioned*, void**); /* torch's slot */
 static DLPackExchangeAPI lifting[2]; /* torch's table, and `table`; each is made once */
 
