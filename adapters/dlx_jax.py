@@ -219,25 +219,28 @@ def _importer() -> Any:
 
 
 def _handler() -> Any:
-    """Return jax's maker of results, which wraps a buffer anew; None if it does not do as it is known to.
+    """Return a function that wraps the buffer of an array in an uncommitted one; None if no known way works.
 
-    jax itself has no call that makes an imported array uncommitted without a copy.
+    It calls jax's maker of results: jax has no public call that makes an imported array uncommitted without a copy.
     """
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
-    try:
-        make = sys.modules["jaxlib"]._jax.array_result_handler
-        array = jax.dlpack.from_dlpack(probe)
-        made = make(array.aval, array.sharding, False, True)(array)
-        same = made.unsafe_buffer_pointer() == probe.data_ptr and made.sharding == array.sharding
-        return make if same and not made.committed and (made.dtype, made.shape) == ("float32", (16,)) else None
-    except Exception:
-        return None
+    for options in ((True,), ()):  # before 0.11 an argument says that no check is needed
+        try:
+            make = sys.modules["jaxlib"]._jax.array_result_handler
+            array = jax.dlpack.from_dlpack(probe)
+            made = make(array.aval, array.sharding, False, *options)(array)
+            same = made.unsafe_buffer_pointer() == probe.data_ptr and made.sharding == array.sharding
+            if same and not made.committed and (made.dtype, made.shape) == ("float32", (16,)):
+                return lambda array: make(array.aval, array.sharding, False, *options)(array)
+        except Exception:
+            continue
+    return None
 
 
 def _uncommitted(array: Any) -> Any:
     """Return an array over the same memory that jax moves to where it is used."""
-    _, make = _functions()
-    return array if make is None else make(array.aval, array.sharding, False, True)(array)
+    _, free = _functions()
+    return array if free is None else free(array)
 
 
 def _imported(tensor: Tensor, native_device: Any = None) -> Any:
@@ -247,7 +250,7 @@ def _imported(tensor: Tensor, native_device: Any = None) -> Any:
         return None
     if bits >= 64 and tensor.dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
         return None
-    take, make = _functions()
+    take, free = _functions()
     if take is None:
         return None
     try:
@@ -256,9 +259,7 @@ def _imported(tensor: Tensor, native_device: Any = None) -> Any:
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    if native_device is not None or make is None or not _is_row_major(tensor):
-        return array
-    return make(array.aval, array.sharding, False, True)(array)
+    return array if native_device is not None or free is None or not _is_row_major(tensor) else free(array)
 
 
 def _is_ready(obj: Any) -> bool:

@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 
 from benchmarks.batch import batch
+from benchmarks.cliffs import cliffs
 from benchmarks.columns import columns
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
@@ -20,6 +21,7 @@ from benchmarks.files import files
 from benchmarks.gradients import gradients
 from benchmarks.growth import growth
 from benchmarks.imports import fresh_process, imports
+from benchmarks.moves import moves
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
@@ -43,8 +45,10 @@ PARTS = (
     "verbs",
     "views",
     "using",
+    "cliffs",
     "gradients",
     "batch",
+    "moves",
     "cuda",
     "files",
     "columns",
@@ -101,6 +105,8 @@ def measure(parts, *, quick):
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:
         found["using"] = using(names, quick=quick)
+    if "cliffs" in parts and "t" in names:
+        found["cliffs"] = cliffs(names, quick=quick)
     if "gradients" in parts and "t" in names:
         found["gradients"] = gradients(quick=quick)
     if "share" in parts:
@@ -111,6 +117,8 @@ def measure(parts, *, quick):
         found["threads"] = threads(names, quick=quick)
     if "cuda" in parts:
         found["cuda"] = cuda(quick=quick)
+    if "moves" in parts:
+        found["moves"] = moves(quick=quick)
     if "batch" in parts:
         found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found

@@ -21,6 +21,7 @@ __all__ = [
     "cut",
     "derives",
     "exception_text",
+    "find_in",
     "first_line",
     "foreign_error",
     "is_key",
@@ -65,6 +66,17 @@ def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
         raise
     except Exception as failure:
         return f"its message cannot be shown ({class_name(type(failure))})"
+
+
+def find_in(error: BaseException, pattern: str) -> str:
+    """Return the first group of a pattern in the whole message of another library's exception; empty if not found."""
+    try:
+        found = re.search(pattern, str(error))
+    except MemoryError:
+        raise
+    except Exception:  # its message cannot be shown
+        return ""
+    return found[1] if found else ""
 
 
 def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:

@@ -7,14 +7,13 @@ import importlib
 import importlib.util
 import mmap
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dlx._core import native
-from dlx._core.foreign import exception_text, message_of
+from dlx._core.foreign import exception_text, find_in
 from dlx._core.native import Tensor
 from dlx._core.text import one_line
 from dlx._core.types import DType
@@ -198,7 +197,7 @@ def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
 def unreadable(package: str, error: Exception) -> Exception:
     """Return the error for a file that a library refuses; a `MemoryError` if the library says that memory ran out."""
     said = exception_text(error, 200)
-    if isinstance(error, MemoryError) or re.search("(annot|an't) allocate", message_of(error)):
+    if isinstance(error, MemoryError) or find_in(error, "(an(?:no|')t allocate)"):
         return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {one_line(said, 260)}")
     return FileError(f"{package} cannot read it: {one_line(said, 260)}", fix=AGAIN)
 

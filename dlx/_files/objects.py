@@ -7,25 +7,23 @@ import importlib
 import mmap
 import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
-from dlx._core.foreign import message_of
+from dlx._core.foreign import find_in
 from dlx._core.text import amount, one_line
 from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
 from dlx._files.npy import opened_zip, start_of
 from dlx.errors import FileError
 
-__all__ = ["arrow_columns", "load_checkpoint", "opened_arrow"]
+__all__ = ["arrow_columns", "load_checkpoint"]
 
 MAX_RATIO = 1 << 15  # of the bytes of a buffer to compressed ones: Zstandard writes 128 KiB of one value as 4 bytes
 MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
 TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals, and open it in that block."
 
 
-@contextlib.contextmanager
-def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, int, str]]:
-    """Open an Arrow IPC file, or a stream in a file: give its reader, how many record batches it has, and a remark.
+def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
+    """Return the columns of an Arrow IPC file or stream, over its mapped memory where they are not compressed.
 
     With `private` its pages may be written to, and are copied then.
 
@@ -42,34 +40,27 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, in
         with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
-                batches = reader.num_record_batches
-                yield reader, batches, f"record batches: {batches:,}"
             else:
                 mapped.seek(0)
-                batches = sum(each.type == "record batch" for each in ipc.MessageReader.open_stream(mapped))
+                for _ in ipc.MessageReader.open_stream(mapped):
+                    pass
                 if mapped.read(4) == b"\xff\xff\xff\xff":
                     fix = "Read each with pyarrow.ipc.open_stream from one open file."
                     raise FileError("it holds several Arrow streams, one after the other", fix=fix)
                 mapped.seek(0)
-                yield ipc.open_stream(mapped), batches, f"a stream, record batches: {batches:,}"
+                reader = ipc.open_stream(mapped)
+            table = reader.read_all()
+            table.validate()
     except FileError:
         raise
     except Exception as error:
-        claimed = re.search(r"size (\d+)", str(error)) if isinstance(error, MemoryError) else None
-        if claimed and int(claimed[1]) > MAX_RATIO * file.size:
-            reason = f"it claims a buffer of {amount(int(claimed[1]))}, more than {file.size:,} bytes can hold"
+        claimed = int(find_in(error, r"size (\d+)") or 0) if isinstance(error, MemoryError) else 0
+        if claimed > MAX_RATIO * file.size:
+            reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
             raise FileError(reason, fix=AGAIN) from error
         raise unreadable("pyarrow", error) from error
-
-
-def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
-    """Return the columns of an Arrow IPC file, over its mapped memory where they are not compressed."""
-    with opened_arrow(file, private=private) as (reader, _, _):
-        table = reader.read_all()
-        table.validate()
-        names = table.column_names
-        check_names(names)
-        columns = {name: table.column(i) for i, name in enumerate(names)}
+    check_names(table.column_names)
+    columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
     return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
 
 
@@ -133,8 +124,8 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
                 named = one_line(", ".join(code), 120)
                 reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
                 return FileError(reason, fix=TRUST.format(f" ([{named}])"))
-        why = re.search(r"WeightsUnpickler error:\s*(.+)", message_of(error))
+        why = find_in(error, r"WeightsUnpickler error:\s*(.+)")
         if why:
-            fix = TRUST.format("") if "allowlisted" in why[1] else AGAIN
-            return FileError(f"torch's weights_only refuses it: {one_line(why[1], 200)}", fix=fix)
+            fix = TRUST.format("") if "allowlisted" in why else AGAIN
+            return FileError(f"torch's weights_only refuses it: {one_line(why, 200)}", fix=fix)
     return failure

@@ -160,6 +160,7 @@ WITHOUT_A_CASE = {  # an expression that no case provokes -> the class that it i
     ".full_tensor()": "torch.distributed.tensor:DTensor",
     ".imag": "torch:Tensor",
     ".numpy()": "onnxruntime:OrtValue",
+    ".parameters()": "torch.nn:Module",  # mlx has it too
     ".ptr": None,  # said of streams that may have it
     ".stack()": "tensorflow:TensorArray",
     ".to_dense()": "torch:Tensor",

@@ -180,9 +180,9 @@ def test_a_dtype_is_no_option(call):
     ("words", "said"),
     [
         (["inspct", "x"], "(did you mean 'inspect'?)"),
-        (["inspect", "--mpaped", "x"], "dlx inspect: unrecognized arguments: --mpaped (did you mean '--mapped'?)"),
+        (["inspect", "--jsno", "x"], "dlx inspect: unrecognized arguments: --jsno (did you mean '--json'?)"),
         (["devices", "--jsn"], "(did you mean '--json'?)"),
-        (["doctor", "--mapped"], "dlx doctor: unrecognized arguments: --mapped; see"),
+        (["doctor", "--readonly"], "dlx doctor: unrecognized arguments: --readonly; see"),
         (["plan", "x", "--to", "dlx", "--coppy=never"], "(did you mean '--copy'?)"),
         (["--versoin", "inspect", "x"], "(did you mean '--version'?)"),
         (["zzz"], "(choose from"),

@@ -144,7 +144,7 @@ def test_reasons_are_brief_on_the_screen():
     _, out = here("plan", "bfloat16[2]", "--to", "pyarrow,dlx")
     assert "pyarrow has no dtype bfloat16. Convert" in out
     (plan, _) = document("plan", "bfloat16[2]", "--to", "pyarrow,dlx")["plans"]
-    assert "it has float16, float32" in plan["arrays"][0]["why"]
+    assert "it has bool, float16, float32" in plan["arrays"][0]["why"]
 
 
 def test_plans_of_many_arrays_are_folded(tmp_path, torch):

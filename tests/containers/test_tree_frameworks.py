@@ -267,7 +267,7 @@ def test_a_tensorclass_is_refused_with_a_fix(torch):
     pair = Pair(x=torch.ones(2), batch_size=[2])
     before = pair.x
     for target in ("numpy", "torch"):
-        with pytest.raises(errors.DlxError, match=r"at obj\[0\]: .*(to_tensordict|one by one)"):
+        with pytest.raises(errors.DlxError, match=r"at obj\[0\]: .*(to_dict|one by one)"):
             dlx.convert([pair], to=target)
     assert pair.x is before
 

@@ -68,6 +68,7 @@ CASES: dict[str, Case] = {
     "astropy quantity": Case("astropy.units np", lambda astropy, np: np.ones(2) * astropy.units.m),
     "astropy masked column": Case("astropy.table", lambda astropy: astropy.table.MaskedColumn([1, 2], mask=[0, 1])),
     "astropy column with a unit": Case("astropy.table", lambda astropy: astropy.table.Column([1.0, 2.0], unit="m")),
+    "astropy time": Case("astropy.time", lambda astropy: astropy.time.Time(["2026-01-01", "2026-01-02"]), works=False),
     "astropy table": Case("astropy.table", lambda astropy: astropy.table.Table({"a": [1, 2]})),
     "astropy table with a mask": Case(
         "astropy.table", lambda astropy: astropy.table.Table({"a": [1, 2]}, masked=True), works=False
@@ -98,6 +99,7 @@ CASES: dict[str, Case] = {
     "torch bits": Case("torch", lambda torch: torch.zeros(2, dtype=torch.uint8).view(torch.bits8)),
     "torch lazy": Case("torch", lambda torch: torch.nn.LazyLinear(2).weight, works=False),
     "torch module": Case("torch", lambda torch: torch.nn.Linear(2, 2).requires_grad_(False)),
+    "numpy iterator": Case("np", lambda np: np.nditer(np.ones(2)), works=False),
     "torch storage": Case("torch", lambda torch: torch.ones(2).untyped_storage(), works=False),
     # ---- jax
     "jax bcoo": Case(
