@@ -197,13 +197,21 @@ static _Bool (*any_modes_set)(_Bool);      /* c10::impl::TorchDispatchModeTLS; o
 static _Bool (*is_key_included)(uint16_t); /* c10::impl, of a DispatchKey; of this thread */
 static uint16_t functorch;                 /* the key that each transform of torch.func includes */
 static PyObject *lift, *ask;               /* functions of `bind`; strong */
+static _Thread_local const uint64_t* included; /* torch's own word; NULL = not found yet */
 static int (*import_own)(DLManagedTensorVersioned*, void**); /* torch's slot */
 static DLPackExchangeAPI lifting[2]; /* torch's table, and `table`; each is made once */
 
 /* Whether torch traces, or transforms, what this thread makes. GIL: held; may run Python.
  * Errors: none, 1 where torch fails to say. */
 static int traces(void) {
-  if (any_modes_set && is_key_included) return any_modes_set(0) || is_key_included(functorch);
+  if (any_modes_set && is_key_included) {
+    static const uint64_t unknown = 1;
+    if (included == NULL) { /* each mode and transform sets a bit of it: c10/core/impl */
+      void* word = found_in("libc10.so", "_ZN3c104impl26raw_local_dispatch_key_setE");
+      included = word ? word : &unknown;
+    }
+    return *included && (any_modes_set(0) || is_key_included(functorch));
+  }
   PyObject* answer = ask ? PyObject_CallNoArgs(ask) : NULL;
   int is_true = answer ? PyObject_IsTrue(answer) : 1;
   Py_XDECREF(answer);
@@ -226,8 +234,8 @@ PyDoc_STRVAR(
     bind_doc,
     "bind(lift, ask, key, /)\n--\n\n"
     "Give `lift(tensor)`, which makes a tensor a constant of the graph; `ask()`, which says "
-    "whether\nthere is one, where torch's libraries lack what is called here; and the number "
-    "of the dispatch key\nof torch.func.");
+    "whether\nthere is one, if torch's libraries lack the functions called here; and the number "
+    "of the dispatch key\nof torch.func, 0 if torch does not name it.");
 
 static PyObject* bind(PyObject* module, PyObject* args) {
   PyObject *lifts, *asks;
@@ -235,12 +243,14 @@ static PyObject* bind(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOH:bind", &lifts, &asks, &key)) return NULL;
   PY_LOCKED(module)
   if (any_modes_set == NULL) { /* once: threads read it; again if torch was not there */
-    void* modes = found_in("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
-    void* keys =
-        found_in("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
-    memcpy(&any_modes_set, &modes, sizeof modes);
-    memcpy(&is_key_included, &keys, sizeof keys);
-    functorch = key;
+    if (key) {
+      void* modes = found_in("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
+      void* keys =
+          found_in("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
+      functorch = key;
+      memcpy(&is_key_included, &keys, sizeof keys);
+      memcpy(&any_modes_set, &modes, sizeof modes);
+    }
     Py_XSETREF(ask, Py_NewRef(asks));
     Py_XSETREF(lift, Py_NewRef(lifts));
   }

@@ -163,6 +163,14 @@ _TO_2_9 = _proven(
     before="2.9.2",  # which there is not; 2.10.0+cu128, as a wheel calls itself, would count as older than 2.10
 )
 
+_UNPAIRED = {
+    "float4_e2m1fn": (
+        "torch has no dtype float4_e2m1fn for one value, only float4_e2m1fn_x2 for two",
+        "With x = numpy.asarray(x).view('uint8'), convert x[..., ::2] | x[..., 1::2] << 4, "
+        "and call .view(torch.float4_e2m1fn_x2) on the result.",
+    )
+}
+
 
 class _DTypes(DTypes):
     @functools.cached_property
@@ -289,7 +297,8 @@ def _is_tracing() -> Any:
         depth = inner._len_torch_dispatch_stack()
         return (type(depth) is int and depth > 0) or inner._are_functorch_transforms_active() is True
 
-    _dlx_torch.bind(_lift, ask, int(inner.DispatchKey.FuncTorchDynamicLayerFrontMode))
+    key = getattr(getattr(inner, "DispatchKey", None), "FuncTorchDynamicLayerFrontMode", 0)
+    _dlx_torch.bind(_lift, ask, int(key))
     return _dlx_torch.is_tracing
 
 
@@ -593,7 +602,7 @@ class TorchAdapter(Adapter):
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             max_ndim=64,
             empty_extents="leading",
-            refusals={} if kind else dict.fromkeys(("cuda", "rocm"), why),
+            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
             allocates_aligned=64,
         )
 

@@ -54,6 +54,8 @@ class Rule:
             known = target.capabilities.refusals.get(tensor.device.name)
         if known is not None:
             return known[1]
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (tensor.dtype.bits, tensor.dtype.lanes) == (4, 2):
+            return "Convert its bytes, x.view(torch.uint8): the low four bits of each are the first value."
         if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
             accepted = target.capabilities.dtypes
             if accepted is not None and "float32" in accepted:

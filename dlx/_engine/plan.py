@@ -33,8 +33,8 @@ class Step:
     Attributes
     ----------
     do
-        ``"detach"``, ``"resolve"``, ``"defer"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``, or
-        ``"order"``: one stream, or the host, waits for another.
+        ``"detach"``, ``"resolve"``, ``"defer"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``,
+        ``"place"``: the result is committed to its device; or ``"order"``: one stream, or the host, waits for another.
     why
         The reason, in words.
     nbytes

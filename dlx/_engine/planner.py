@@ -252,7 +252,7 @@ def as_it_is(
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.capabilities.copies is True or target.capabilities.home is not None)
+        and not (target.varies or target.capabilities.copies or target.capabilities.home is not None)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
         and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))

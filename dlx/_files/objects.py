@@ -115,6 +115,9 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
 def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
     failure = unreadable("torch", error)
     if isinstance(failure, FileError):
+        if package._C._len_torch_dispatch_stack():
+            reason = "torch loads no checkpoint while it traces, or inside FakeTensorMode"
+            return FileError(reason, fix="Open it before, and read it inside.")
         with contextlib.suppress(Exception):  # of a damaged file, again
             code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # names in its pickle; none is run
             if code:

@@ -178,7 +178,7 @@ HOLDERS = {  # and a word of the fix
     "torch module": (lambda _: lib("torch").nn.Linear(1, 1), ".state_dict()"),
     "torch modules": (lambda _: lib("torch").nn.ModuleList([lib("torch").nn.Linear(1, 1)]), ".state_dict()"),
     "torch optimizer": (lambda _: lib("torch").optim.SGD([lib("torch").ones(1)], 0.1), ".state_dict()"),
-    "torch storage": (lambda _: lib("torch").ones(2).untyped_storage(), ".set_(storage)"),
+    "torch storage": (lambda _: lib("torch").ones(2).untyped_storage(), ".set_(x)"),
     "torch dataset": (_torch_data, "items"),
     "torch loader": (lambda _: lib("torch").utils.data.DataLoader([1]), "batch"),
     "torch distribution": (lambda _: lib("torch").distributions.Uniform(0.0, 1.0), "parameters"),

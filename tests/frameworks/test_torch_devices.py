@@ -168,6 +168,8 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     self._C = types.SimpleNamespace(
         _functorch=functorch,
         _data_address=lambda obj: obj.address,
+        _len_torch_dispatch_stack=lambda: 0,
+        _are_functorch_transforms_active=lambda: False,
         DisableTorchFunctionSubclass=contextlib.nullcontext,
     )
     self._is_functional_tensor = lambda obj: False

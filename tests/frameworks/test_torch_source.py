@@ -423,6 +423,23 @@ def test_two_numbers_in_a_byte_are_refused_by_numpy(np, torch):
         dlx.convert(torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), to="numpy")
 
 
+def test_two_numbers_in_a_byte_by_hand(np, torch):
+    """What the errors advise gives the same values, from numpy and jax to torch and back."""
+    float4 = pytest.importorskip("ml_dtypes").float4_e2m1fn
+    values = np.array([[0, 0.5, 1, 1.5, 2, 3], [4, 6, -0.5, -1, -6, -0.0]], float4)
+    with pytest.raises(errors.DTypeError, match=r"With x = numpy.asarray\(x\).view\('uint8'\), convert x\[..., ::2\]"):
+        dlx.convert(values, to="torch")
+    x = values.view("uint8")
+    packed = dlx.convert(x[..., ::2] | x[..., 1::2] << 4, to="torch").view(torch.float4_e2m1fn_x2)
+    tensor = dlx.convert(packed, to="dlx")
+    assert tensor.shape == (2, 3) and str(tensor.dtype) == "float4_e2m1fnx2"
+    with pytest.raises(errors.DTypeError, match=r"Convert its bytes, x.view\(torch.uint8\): the low four bits"):
+        dlx.convert(packed, to="numpy")
+    read = dlx.convert(packed.view(torch.uint8), to="numpy")
+    back = np.stack([read & 15, read >> 4], axis=-1).reshape(2, 6).view(float4)
+    assert back.tobytes() == values.tobytes()
+
+
 @only_warns
 def test_complex32_with_both_bits(torch):
     """Torch cannot resolve conj and neg together; that is said beforehand, and the fix works."""

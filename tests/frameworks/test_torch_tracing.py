@@ -5,6 +5,7 @@
 import pytest
 
 import dlx
+from dlx.errors import ConversionError, FileError
 
 MODES = ("real", "fake", "functionalize")
 
@@ -133,6 +134,43 @@ def test_files_are_constants_of_a_graph(np, torch, tmp_path, name, mode):
         assert make().tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize("to", ["torch", "numpy"])
+@pytest.mark.parametrize("mode", ["trace", "fake mode"])
+def test_a_checkpoint_is_opened_before_a_trace(np, torch, tmp_path, mode, to):
+    """The error says so, as torch cannot load it inside; read inside, it is right."""
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.arange(3.0)}, path)
+    kept = dlx.open(path, to=to)
+
+    def run(function):
+        if mode == "trace":
+            return graph_of(torch, "real", function)(torch.ones(3))
+        with torch._subclasses.FakeTensorMode():
+            return function()
+
+    with pytest.raises(FileError, match=r"a\.pt: torch loads no checkpoint while it traces.*Open it before"):
+        run(lambda: dlx.open(path, to=to)["a"])
+    if mode == "fake mode":
+        assert run(lambda: kept["a"]).tolist() == [0.0, 1.0, 2.0]
+        return
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda x: dlx.convert(kept["a"], to="torch") + x)(torch.zeros(3))
+    assert [graph(torch.ones(3)).tolist() for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("options", [{"copy": True}, {"detach": True}])
+def test_a_real_tensor_under_fake_tensor_mode(np, torch, options):
+    """Torch refuses to compute with it, and so does dlx, unless the mode allows it."""
+    tensor, mode = torch.ones(3, requires_grad="detach" in options), torch._subclasses.FakeTensorMode
+    with mode(), pytest.raises(ConversionError, match="convert all Tensors to FakeTensors first"):
+        dlx.convert(tensor, to="torch", **options)
+    with mode(allow_non_fake_inputs=True):
+        assert isinstance(dlx.convert(tensor, to="torch", **options), torch._subclasses.FakeTensor)
+    with mode():
+        assert dlx.convert(tensor.detach_(), to="torch") is tensor
+
+
 def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
     """What was read before is the same object afterwards."""
     view = dlx.convert([table, {"a": table}], to="torch", lazy=True)
@@ -192,13 +230,50 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
         answers.append((said, pytest.importorskip("_dlx_torch").is_tracing()))
         return x * 1
 
+    class Asking(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            ask(torch.empty(1))
+            return function(*args, **(kwargs or {}))
+
     ask(torch.ones(1))
     traced(torch, "real")(ask)
     torch.vmap(ask)(torch.ones(2))
     with torch._subclasses.FakeTensorMode():
         ask(torch.ones(1))
+        with Asking():  # one mode is left inside
+            torch.zeros(1)
     ask(torch.ones(1))
-    assert answers == [(False, False), (True, True), (True, True), (True, True), (False, False)]
+    with torch.inference_mode(), torch.no_grad():
+        ask(torch.ones(1))
+    with Asking():  # none is left
+        torch.zeros(1)
+    nothing = (False, False)
+    assert answers == [nothing, *[(True, True)] * 4, *[nothing] * 3]
+
+
+@pytest.mark.parametrize("missing", [["DispatchKey"], ["DispatchKey", "_len_torch_dispatch_stack"]])
+def test_a_torch_that_lacks_what_is_asked(python, missing):
+    """Results are right, and constants of a graph."""
+    python(
+        f"""
+        import numpy as np, torch, dlx
+        from torch._subclasses import FakeTensorMode
+        table, missing = np.zeros(3, np.float32), {missing!r}
+        kept = {{name: getattr(torch._C, name) for name in missing}}
+        for name in missing:
+            delattr(torch._C, name)
+        results = [dlx.convert(table, to="torch"), dlx.convert(table[::-1], to="torch")]
+        torch._C.DispatchKey = kept["DispatchKey"]  # torch itself cannot go without
+        assert [type(each) for each in results] == [torch.Tensor] * 2
+        results[0] += 1
+        assert table.tolist() == [1] * 3
+        with FakeTensorMode():
+            fake = type(torch.zeros(1))
+            for source in (table, table[::-1]):
+                assert type(dlx.convert(source, to="torch")) is fake
+        """,
+        imported=True,
+    )
 
 
 def test_exported_programs(python):

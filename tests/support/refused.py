@@ -87,7 +87,14 @@ CASES: dict[str, Case] = {
         "torch", lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     ),
     "torch quantized": Case("torch", lambda torch: quantized(torch)),
-    "torch zero": Case("torch", lambda torch: torch._efficientzerotensor(2)),
+    "torch float4 to numpy": Case("torch", lambda torch: pairs(torch), to="numpy"),
+    "torch float4 to jax": Case("torch jax", lambda torch, jax: pairs(torch), to="jax"),
+    "numpy float4 to torch": Case(
+        "np ml_dtypes torch", lambda np, ml_dtypes, torch: float4(np), works=False, to="torch"
+    ),
+    "jax float4 to torch": Case(
+        "jax.numpy np ml_dtypes torch", lambda jax, np, **_: jax.numpy.asarray(float4(np)), works=False, to="torch"
+    ),
     "torch fake": Case("torch torch._subclasses", lambda torch: fake(torch), works=False),
     "torch bits": Case("torch", lambda torch: torch.zeros(2, dtype=torch.uint8).view(torch.bits8)),
     "torch lazy": Case("torch", lambda torch: torch.nn.LazyLinear(2).weight, works=False),
@@ -345,6 +352,16 @@ CASES: dict[str, Case] = {
     "python dict view": Case("np", lambda np: {"a": 1}.values(), works=False),
     "generator": Case("np", lambda np: (np.ones(2) for _ in range(2)), works=False),
 }
+
+
+def pairs(torch):
+    """Return float4 values, two to an element."""
+    return torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+def float4(np):
+    """Return float4 values, one to an element."""
+    return np.array([1, 2, 3, -6], import_module("ml_dtypes").float4_e2m1fn)
 
 
 def rows(np, values):
