@@ -47,6 +47,7 @@ from dlx.adapter import (
     FastPath,
     KnownIssue,
     Layout,
+    Placement,
     Tensor,
     buffer_exchange,
     consumed,
@@ -331,6 +332,10 @@ class JaxAdapter(Adapter):
         ),
     )
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.placement = Placement(self._load_on, _is_committed)
+
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
@@ -462,13 +467,10 @@ class JaxAdapter(Adapter):
         preferred, device = DEVICES.preferred(), self._device_of(tensor)
         return self._from_dlpack(tensor, device, device != preferred)
 
-    def load_on(self, tensor: Tensor, committed: bool) -> Any:
+    def _load_on(self, tensor: Tensor, committed: bool) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
             tensor = unmarked(tensor)
         return self._from_dlpack(tensor, self._device_of(tensor), committed)
-
-    def is_committed(self, obj: Any) -> bool:
-        return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
 
     @staticmethod
     def _device_of(tensor: Tensor) -> Any:
@@ -521,6 +523,10 @@ def _first_device(obj: Any) -> Any:
     devices = obj.sharding.device_set
     (device,) = devices if len(devices) == 1 else _shard(obj).sharding.device_set
     return device
+
+
+def _is_committed(obj: Any) -> bool:
+    return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
 
 
 def _shard(obj: Any) -> Any:

@@ -23,7 +23,9 @@ __all__ = [
     "execute",
     "forget_frames",
     "info_of",
+    "is_committed",
     "is_read_in_place",
+    "is_tracing",
     "mark_written",
     "marked",
     "resolved",
@@ -106,6 +108,28 @@ def marked(tensor: Tensor, source: Adapter) -> Tensor:
     return tensor
 
 
+def is_committed(source: Adapter, obj: Any) -> bool:
+    """Return whether an array stays on its device, see `Placement`."""
+    if source.placement is None:
+        return True
+    try:
+        return source.placement.is_committed(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error, source=type_name(type(obj))) from error
+
+
+def is_tracing(adapter: Adapter) -> bool:
+    """Return whether arrays that are made now become part of a graph of a framework that can say it."""
+    try:
+        return adapter.is_tracing is not None and adapter.is_tracing() is not False
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise adapter_failed(adapter, error, target=adapter.name) from error
+
+
 def mark_written(source: Any, obj: Any) -> None:
     """Tell the framework of an array that other code has written to it; `source` may be no adapter."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
@@ -168,7 +192,8 @@ def execute(
     """
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
-    load = adapter.load if request.device is None else partial(adapter.load_on, committed=request.committed)
+    placement = None if request.device is None else adapter.placement
+    load = adapter.load if placement is None else partial(placement.load, committed=request.committed)
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     last = steps[-1] if steps else None
     for step in steps:

@@ -278,9 +278,9 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         confirmed=_confirmed(source, given),
         storage=_storage(target),
-        is_narrow=target.varies or (taken is not None and taken.takes is not None) or copies not in (True, False),
+        is_narrow=target.varies or (taken is not None and taken.takes is not None),
         always_copies=copies is True,
-        is_placed=adapter.places,
+        is_placed=adapter.placement is not None,
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )
@@ -300,7 +300,7 @@ def _like(kind: type, source: Adapter | None) -> Route | None:
     if source is None or given is None or not takes_fast_path(source, kind):
         return None
     target = registry.ready(source)
-    if target is None or target is not registry.target(source.name) or source.places:
+    if target is None or target is not registry.target(source.name) or source.placement is not None:
         return None
     return Route(
         like=sys.intern(source.name),

@@ -9,7 +9,7 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.types import Device
-from dlx._engine.executor import info_of
+from dlx._engine.executor import info_of, is_committed
 from dlx._engine.planner import Request
 from dlx._protocols.dlpack import HOST
 from dlx._registry.array_like import not_readable, remedy
@@ -148,7 +148,7 @@ def _as(like: Any) -> tuple[Target, Device | None, bool]:
     device = info.device or (known.devices.of(like) if known is not None else None)
     if device is None and info.shape is not None:
         raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
-    return target, device, known is None or known.is_committed(like)
+    return target, device, known is None or is_committed(known, like)
 
 
 def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:

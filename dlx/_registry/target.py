@@ -86,6 +86,13 @@ class Target:
         """Return the incompatibility bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         return native.tensor_check(tensor, self.address)
 
+    def why_copied(self, dtype: DType) -> str:
+        """Return why this consumer copies what it imports of a dtype; the empty text if it does not."""
+        copies = self.capabilities.copies
+        if isinstance(copies, bool):
+            return "copies what it imports" if copies else ""
+        return copies.get(dtype.name, "")
+
     def dtypes(self) -> frozenset[str]:
         """Return the names of the dtypes that it takes; of those that it has, where it takes any."""
         taken = self.capabilities.dtypes

@@ -15,7 +15,7 @@ from dlx._core.native import FastPathFunction
 from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device
 from dlx._engine.batch import Batch, not_writable
-from dlx._engine.executor import device_of
+from dlx._engine.executor import device_of, is_committed
 from dlx._engine.planner import Request, is_inside
 from dlx._protocols.arrow import Column
 from dlx._registry import generic
@@ -239,7 +239,7 @@ class Invocation:
         if target is None:
             return None
         arrays = [(array, on_host) for source, array, on_host in self._seen if source is adapter]
-        held_there = [pair for pair in arrays if adapter.is_committed(pair[0])]
+        held_there = [pair for pair in arrays if is_committed(adapter, pair[0])]
         committed = bool(held_there)
         devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)
@@ -313,7 +313,7 @@ class Invocation:
         """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
         if device not in (None, HOST) or target.adapter.fast_path is None or registry.target(target.name) is not target:
             return None, None
-        if device is not None and target.adapter.places:
+        if device is not None and target.adapter.placement is not None:
             return None, None
         return cast("FastPathFunction", convert), target.name
 
