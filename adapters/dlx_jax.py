@@ -241,8 +241,8 @@ def _uncommitted(array: Any) -> Any:
     return array if make is None else make(array.aval, array.sharding, False, True)(array)
 
 
-def _imported(tensor: Tensor, native_device: Any = None) -> Any:
-    """Return an array on a host device, committed if one is named; None if `jax.dlpack.from_dlpack` must be asked."""
+def _imported(tensor: Tensor, native_device: Any = None, committed: bool = False) -> Any:
+    """Return an array on a host device; None if `jax.dlpack.from_dlpack` must be asked."""
     address, (_, bits, _) = tensor.data_ptr, tensor.dtype
     if not address or address % 64 or not tensor.is_host or bits < 8:
         return None
@@ -257,7 +257,7 @@ def _imported(tensor: Tensor, native_device: Any = None) -> Any:
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    if native_device is not None or make is None or not _is_row_major(tensor):
+    if committed or make is None or not _is_row_major(tensor):
         return array
     return make(array.aval, array.sharding, False, True)(array)
 
@@ -470,7 +470,9 @@ class JaxAdapter(Adapter):
     def _load_on(self, tensor: Tensor, committed: bool) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
             tensor = unmarked(tensor)
-        return self._from_dlpack(tensor, self._device_of(tensor), committed)
+        device = self._device_of(tensor)
+        array = _imported(tensor, device, committed) if tensor.device == HOST else None
+        return self._from_dlpack(tensor, device, committed) if array is None else array
 
     @staticmethod
     def _device_of(tensor: Tensor) -> Any:

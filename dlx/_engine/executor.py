@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from dlx._core import cuda, native
@@ -192,8 +191,6 @@ def execute(
     """
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
-    placement = None if request.device is None else adapter.placement
-    load = adapter.load if placement is None else partial(placement.load, committed=request.committed)
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     last = steps[-1] if steps else None
     for step in steps:
@@ -226,9 +223,15 @@ def execute(
             dtype = tensor.dtype
             tensor = native.tensor_view(tensor, step.dtype, None, tensor.flags & ~SUBBYTE_PADDED, None)
     if tensor.is_host or not cuda.is_cuda(tensor.device):
-        array = load(tensor)
+        array = _loaded(tensor, adapter, request)
     else:
         tensor = sync().for_consumer(source, tensor, readiness)
         with adapter.devices.activate(tensor.device):
-            array = load(tensor)
+            array = _loaded(tensor, adapter, request)
     return array if dtype is None else adapter.dtypes.viewed(array, dtype)
+
+
+def _loaded(tensor: Tensor, adapter: Adapter, request: Any) -> Any:
+    if request.device is None or adapter.placement is None:
+        return adapter.load(tensor)
+    return adapter.placement.load(tensor, request.committed)
