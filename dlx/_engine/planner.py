@@ -310,7 +310,9 @@ class _Decider:
         self.copies: list[Step] = []  # copy or move; gathering before it
         self.copy_device = HOST
         # An array that is not committed to a device must be in row-major order, see `Placement`.
-        self.placed = self.target.adapter.placement is not None and not (request.device is not None and request.committed)
+        self.placed = self.target.adapter.placement is not None and not (
+            request.device is not None and request.committed
+        )
         self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.placed
         self.repack = False
 

@@ -142,7 +142,7 @@ def _as(like: Any) -> tuple[Target, Device | None, bool]:
     if target is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
-            fix="Give an array of the target, or to=.",
+            fix="Pass to= with a target's name, such as to='numpy', or an array of the target.",
         )
     info = array_info(like)
     device = info.device or (known.devices.of(like) if known is not None else None)

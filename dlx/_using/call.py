@@ -153,8 +153,8 @@ class Invocation:
         failures = Failures(target.name, located=located)
         tree = CallTree(root, handler, failures, target.adapter.package)
         if arguments:
-            self._declared = self.spec.written(tree)
-            for at, buffer in self.spec.written_buffers(*value):
+            self._declared, buffers = self.spec.written(tree)
+            for at, buffer in buffers:
                 if describe(buffer).readonly:
                     failures.add(self._not_writable(buffer), at)
         results = [self._shared.get(id(array), array) for array in tree.arrays]

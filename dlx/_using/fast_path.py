@@ -159,9 +159,7 @@ class Specialization:
 
     def _is_committed(self, values: tuple[Any, ...]) -> bool:
         """Return whether an array of the caller's is committed, and so is a result."""
-        return self._placing is not None and any(
-            is_committed(self._placing, values[i]) for i in self._others
-        )
+        return self._placing is not None and any(is_committed(self._placing, values[i]) for i in self._others)
 
     def _parts_outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert the arrays in a flat container, all or none; NotImplemented for `Invocation`."""

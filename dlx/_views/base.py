@@ -421,7 +421,8 @@ class View(Shown):
         handler, scope, slots = self._handler, self._scope, self._slots
         if self._me is None:
             self._begin()
-        if self._is_tracing is not None and is_tracing(self._scope.options.request.target.adapter):  # a graph's arrays are of no use outside of it
+        # A graph's arrays are of no use outside of it.
+        if self._is_tracing is not None and is_tracing(scope.options.request.target.adapter):
             return Scope(scope.options).result(
                 self._at(key) if element is MISSING else element, handler, self._path, key
             )
