@@ -161,6 +161,7 @@ def calls(make):
         "device": lambda: dlx.convert(dlx.empty((3,), "float32"), to="faillib", device="cpu"),
         "host 1": lambda: dlx.convert(dlx.empty((3,), "float32"), to="faillib", device="cpu:1"),
         "lazy in": lambda: dlx.convert([dlx.empty((3,), "float32")], to="faillib", lazy=True)[0],
+        "lazy in, all": lambda: [*dlx.convert([dlx.empty((3,), "float32")], to="faillib", lazy=True)],
         "numpy": lambda: dlx.convert(make(), to="numpy"),
         "inside": lambda: dlx.convert(make(), to="faillib", copy=True),
         "moved": lambda: dlx.convert(make(), to="faillib", device="cuda"),
