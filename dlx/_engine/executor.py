@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
@@ -22,7 +22,6 @@ __all__ = [
     "execute",
     "forget_frames",
     "info_of",
-    "is_committed",
     "is_read_in_place",
     "is_tracing",
     "mark_written",
@@ -107,18 +106,6 @@ def marked(tensor: Tensor, source: Adapter) -> Tensor:
     return tensor
 
 
-def is_committed(source: Adapter, obj: Any) -> bool:
-    """Return whether an array stays on its device, see `Placement`."""
-    if source.placement is None:
-        return True
-    try:
-        return source.placement.is_committed(obj)
-    except (DlxError, MemoryError):
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
-
-
 def is_tracing(adapter: Adapter) -> bool:
     """Return whether arrays that are made now become part of a graph of a framework that can say it."""
     try:
@@ -191,6 +178,10 @@ def execute(
     """
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
+    load: Callable[..., Any] = adapter.load
+    options: tuple[bool, ...] = ()
+    if request.device is not None and adapter.placement is not None:
+        load, options = adapter.placement.load, (request.committed,)
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     last = steps[-1] if steps else None
     for step in steps:
@@ -223,15 +214,9 @@ def execute(
             dtype = tensor.dtype
             tensor = native.tensor_view(tensor, step.dtype, None, tensor.flags & ~SUBBYTE_PADDED, None)
     if tensor.is_host or not cuda.is_cuda(tensor.device):
-        array = _loaded(tensor, adapter, request)
+        array = load(tensor, *options)
     else:
         tensor = sync().for_consumer(source, tensor, readiness)
         with adapter.devices.activate(tensor.device):
-            array = _loaded(tensor, adapter, request)
+            array = load(tensor, *options)
     return array if dtype is None else adapter.dtypes.viewed(array, dtype)
-
-
-def _loaded(tensor: Tensor, adapter: Adapter, request: Any) -> Any:
-    if request.device is None or adapter.placement is None:
-        return adapter.load(tensor)
-    return adapter.placement.load(tensor, request.committed)

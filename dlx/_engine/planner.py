@@ -18,12 +18,11 @@ from dlx._core.native import Tensor, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
 from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
-from dlx._engine.executor import is_committed
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
-from dlx._registry.target import Target
+from dlx._registry.target import Target, is_committed
 from dlx.adapter.base import Adapter, Blocker
 from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
@@ -253,7 +252,8 @@ def as_it_is(
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.why_copied(tensor.dtype) or target.capabilities.home is not None)
+        and not (target.varies or target.capabilities.home is not None)
+        and not ((copies := target.capabilities.copies) and (copies is True or tensor.dtype.name in copies))
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
         and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
@@ -360,7 +360,8 @@ class _Decider:
 
     def _imported(self) -> list[Step]:
         """Return the step for a consumer that copies whatever it imports, or arrays of this dtype."""
-        why = self.target.why_copied(self.tensor.dtype)
+        copies = self.target.capabilities.copies
+        why = "copies what it imports" if copies is True else copies and copies.get(self.tensor.dtype.name)
         if not why:
             return []
         if self.request.copy is False and 0 not in self.tensor.shape:

@@ -8,12 +8,14 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi
+from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import DType
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import EXTENTS, Capabilities
+from dlx.errors import DlxError
 
-__all__ = ["Target", "target_of"]
+__all__ = ["Target", "is_committed", "target_of"]
 
 
 class Target:
@@ -86,13 +88,6 @@ class Target:
         """Return the incompatibility bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         return native.tensor_check(tensor, self.address)
 
-    def why_copied(self, dtype: DType) -> str:
-        """Return why this consumer copies what it imports of a dtype; the empty text if it does not."""
-        copies = self.capabilities.copies
-        if isinstance(copies, bool):
-            return "copies what it imports" if copies else ""
-        return copies.get(dtype.name, "")
-
     def dtypes(self) -> frozenset[str]:
         """Return the names of the dtypes that it takes; of those that it has, where it takes any."""
         taken = self.capabilities.dtypes
@@ -126,6 +121,18 @@ def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None
         return None
     lowered = {name: value for name, value in made.lowered.items() if name in Capabilities.__dataclass_fields__}
     return Target(made, replace(stated, **lowered), source or adapter, kind)
+
+
+def is_committed(source: Adapter, obj: Any) -> bool:
+    """Return whether an array stays on its device, see `Placement`."""
+    if source.placement is None:
+        return True
+    try:
+        return source.placement.is_committed(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise foreign_error(f"{source.name} failed:", error, source=type_name(type(obj))) from error
 
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:

@@ -15,12 +15,12 @@ from dlx._core.native import FastPathFunction
 from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device
 from dlx._engine.batch import Batch, not_writable
-from dlx._engine.executor import device_of, is_committed
+from dlx._engine.executor import device_of
 from dlx._engine.planner import Request, is_inside
 from dlx._protocols.arrow import Column
 from dlx._registry import generic
 from dlx._registry.registry import registry
-from dlx._registry.target import Target
+from dlx._registry.target import Target, is_committed
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.stream_context import Work
 from dlx._using.write_back import Writes

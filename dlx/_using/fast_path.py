@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._containers.lookup import kind_of, what_is
-from dlx._engine.executor import is_committed
 from dlx._registry import generic
 from dlx._registry.registry import registry
+from dlx._registry.target import is_committed
 from dlx._using.function_spec import tracked
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
