@@ -65,7 +65,8 @@ _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _PARTS = "dlx.convert([shard.data for shard in x.addressable_shards], to=...)"
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
-_UNTAKEN = _UNNAMED | {"float4_e2m1fn"}  # imported as bytes, which jax copies into its own
+_BROKEN = frozenset({"int1", "uint1"})  # jax makes bools of them, or fails
+_UNTAKEN = (_UNNAMED - _BROKEN) | {"float4_e2m1fn"}  # imported as bytes, which jax copies into its own
 
 
 # Dtypes that jax exports, and no buffer can say.
@@ -438,7 +439,7 @@ class JaxAdapter(Adapter):
         narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
         return Capabilities(
-            dtypes=DTYPES.known() - narrows,
+            dtypes=DTYPES.known() - narrows - _BROKEN,
             narrows=narrows,
             device_types=frozenset(kind for kind, there in places if there),
             layouts=Layout.PERMUTED,
@@ -505,7 +506,7 @@ _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", Tr
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
     """Return (reason, fix) for what jax has and does not take; `platforms` are set where the host is not among them."""
-    found = {}
+    found = {name: (f"jax makes no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
         found[name] = f"jax would narrow {name} to {DType(name).bits // 2} bits, since x64 is off", _X64_ON
     if platforms:
