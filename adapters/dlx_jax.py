@@ -47,6 +47,7 @@ from dlx.adapter import (
     FastPath,
     KnownIssue,
     Layout,
+    Placement,
     Tensor,
     buffer_exchange,
     consumed,
@@ -64,7 +65,8 @@ _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _PARTS = "dlx.convert([shard.data for shard in x.addressable_shards], to=...)"
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
-_UNTAKEN = _UNNAMED | {"float4_e2m1fn"}  # imported as bytes, which jax copies into its own
+_BROKEN = frozenset({"int1", "uint1"})  # jax makes bools of them, or fails
+_UNTAKEN = (_UNNAMED - _BROKEN) | {"float4_e2m1fn"}  # imported as bytes, which jax copies into its own
 
 
 # Dtypes that jax exports, and no buffer can say.
@@ -243,8 +245,8 @@ def _uncommitted(array: Any) -> Any:
     return array if free is None else free(array)
 
 
-def _imported(tensor: Tensor, native_device: Any = None) -> Any:
-    """Return an array on a host device, committed if one is named; None if `jax.dlpack.from_dlpack` must be asked."""
+def _imported(tensor: Tensor, native_device: Any = None, committed: bool = False) -> Any:
+    """Return an array on a host device; None if `jax.dlpack.from_dlpack` must be asked."""
     address, (_, bits, _) = tensor.data_ptr, tensor.dtype
     if not address or address % 64 or not tensor.is_host or bits < 8:
         return None
@@ -259,7 +261,7 @@ def _imported(tensor: Tensor, native_device: Any = None) -> Any:
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    return array if native_device is not None or free is None or not _is_row_major(tensor) else free(array)
+    return array if committed or free is None or not _is_row_major(tensor) else free(array)
 
 
 def _is_ready(obj: Any) -> bool:
@@ -331,6 +333,10 @@ class JaxAdapter(Adapter):
             lowers={"hears_readonly": False},
         ),
     )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placement = Placement(self._load_on, _is_committed)
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
@@ -434,7 +440,7 @@ class JaxAdapter(Adapter):
         narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
         return Capabilities(
-            dtypes=DTYPES.known() - narrows,
+            dtypes=DTYPES.known() - narrows - _BROKEN,
             narrows=narrows,
             device_types=frozenset(kind for kind, there in places if there),
             layouts=Layout.PERMUTED,
@@ -463,13 +469,12 @@ class JaxAdapter(Adapter):
         preferred, device = DEVICES.preferred(), self._device_of(tensor)
         return self._from_dlpack(tensor, device, device != preferred)
 
-    def load_on(self, tensor: Tensor, committed: bool) -> Any:
+    def _load_on(self, tensor: Tensor, committed: bool) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
             tensor = unmarked(tensor)
-        return self._from_dlpack(tensor, self._device_of(tensor), committed)
-
-    def is_committed(self, obj: Any) -> bool:
-        return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
+        device = self._device_of(tensor)
+        array = _imported(tensor, device, committed) if tensor.device == HOST else None
+        return self._from_dlpack(tensor, device, committed) if array is None else array
 
     @staticmethod
     def _device_of(tensor: Tensor) -> Any:
@@ -502,7 +507,7 @@ _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", Tr
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
     """Return (reason, fix) for what jax has and does not take; `platforms` are set where the host is not among them."""
-    found = {}
+    found = {name: (f"jax makes no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
         found[name] = f"jax would narrow {name} to {DType(name).bits // 2} bits, since x64 is off", _X64_ON
     if platforms:
@@ -522,6 +527,10 @@ def _first_device(obj: Any) -> Any:
     devices = obj.sharding.device_set
     (device,) = devices if len(devices) == 1 else _shard(obj).sharding.device_set
     return device
+
+
+def _is_committed(obj: Any) -> bool:
+    return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
 
 
 def _shard(obj: Any) -> Any:

@@ -426,11 +426,13 @@ RARE PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObj
  * with MemoryError, or with what `failed` gives. */
 static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_route* r,
                                                   DLManagedTensorVersioned* made, PyObject* obj,
-                                                  PyObject* to, PyObject* tree) {
+                                                  PyObject* to, PyObject* tree,
+                                                  unsigned options) {
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor == NULL) return NULL;
   ((TensorObject*)tensor)->is_ordered = 1; /* its streams, where it is in device memory */
-  PyObject* result = PyObject_CallOneArg(r->load, tensor);
+  int is_named = options & DLX_NAMES_DEVICE && r->load_named;
+  PyObject* result = PyObject_CallOneArg(is_named ? r->load_named : r->load, tensor);
   Py_DECREF(tensor);
   return result ? result : refused(callable, NULL, obj, to, tree);
 }
@@ -463,9 +465,9 @@ static __attribute__((noinline)) PyObject* stored(py_route* r, DLTensor* t) {
 
 /* Owns: takes `made`; the result is new. Errors: NULL with what `failed` gives. */
 INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
-                          PyObject* obj, PyObject* to, PyObject* tree) {
+                          PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
   if (r->imports == NULL)
-    return r->load ? loaded(callable, r, made, obj, to, tree) : py_tensor_wrap(made);
+    return r->load ? loaded(callable, r, made, obj, to, tree, options) : py_tensor_wrap(made);
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
@@ -488,7 +490,7 @@ INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensor
 
 /* As a storage dtype, and viewed. Owns, Errors: as `imported`. */
 RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                                   PyObject* obj, PyObject* to, PyObject* tree) {
+                                   PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
   PyObject* view = stored(r, &made->dl_tensor);
   if (view == NULL && PyErr_Occurred()) { /* no consumer has seen it: a release, no abandonment */
     py_pending pending = py_pending_save();
@@ -496,7 +498,7 @@ RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTen
     py_pending_restore(pending);
     return refused(callable, NULL, obj, to, tree);
   }
-  PyObject* result = imported(callable, r, made, obj, to, tree);
+  PyObject* result = imported(callable, r, made, obj, to, tree, options);
   if (view == NULL || result == NULL) return result;
   PyObject* real = PyObject_CallOneArg(view, result);
   Py_DECREF(result);
@@ -504,18 +506,18 @@ RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTen
 }
 
 INLINE PyObject* hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                           PyObject* obj, PyObject* to, PyObject* tree) {
+                           PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
   if (r->storage) {
     DLDataType direct = atomic_load_explicit(&r->direct, memory_order_relaxed);
     if (memcmp(&made->dl_tensor.dtype, &direct, sizeof direct) != 0)
-      return imported_as_storage(callable, r, made, obj, to, tree);
+      return imported_as_storage(callable, r, made, obj, to, tree, options);
   }
-  return imported(callable, r, made, obj, to, tree);
+  return imported(callable, r, made, obj, to, tree, options);
 }
 
 PyObject* py_fast_path_hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                                 PyObject* obj, PyObject* to, PyObject* tree) {
-  return hand_over(callable, r, made, obj, to, tree);
+                                 PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
+  return hand_over(callable, r, made, obj, to, tree, options);
 }
 
 DLManagedTensorVersioned* py_fast_path_resolve(const py_route* r, DLManagedTensorVersioned* made,
@@ -525,8 +527,9 @@ DLManagedTensorVersioned* py_fast_path_resolve(const py_route* r, DLManagedTenso
     made->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
     return made;
   }
-  DLManagedTensorVersioned* copy = py_managed_copy(
-      made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) && !(r->leaves & DLX_NAMES_DEVICE));
+  int is_kept = r->load_named == NULL || options & DLX_NAMES_DEVICE; /* on its device */
+  DLManagedTensorVersioned* copy =
+      py_managed_copy(made, is_kept && (r->accepts.layouts & DLX_LAYOUT_PERMUTED));
   dlx_managed_release(made);
   if (copy == NULL) py_error_forget();
   return copy;
@@ -537,7 +540,7 @@ PyObject* py_fast_path_hand_over_cuda(py_stream_pairs* all, PyObject* callable, 
                                       PyObject* tree) {
   dlx_ready* ready = NULL;
   made = py_cuda_behind(all, r, made, &ready);
-  PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, tree) : NULL;
+  PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, tree, 0) : NULL;
   if (result && ready) ((TensorObject*)result)->ready = dlx_ready_hold(ready);
   return result;
 }
@@ -565,7 +568,7 @@ static PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, P
   uint32_t resolvable;
   DLManagedTensorVersioned* made = py_fast_path_unblocked(r, obj, options, &resolvable);
   if (made && resolvable) made = py_fast_path_resolve(r, made, options, resolvable);
-  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL, options) : NULL;
 }
 
 /* What is not handed over as it was borrowed: it is copied, is in device memory, or `made` is NULL.
@@ -576,7 +579,7 @@ RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVer
     return resolvable == DLX_BLOCKED ? run_unblocked(callable, r, obj, to, options) : NULL;
   if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
   made = py_fast_path_resolve(r, made, options, resolvable);
-  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL, options) : NULL;
 }
 
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
@@ -586,7 +589,7 @@ DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* ob
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
   PyObject* result = made == NULL || resolvable || options & DLX_COPIES
                          ? run_specially(callable, r, made, obj, to, options, resolvable)
-                         : hand_over(callable, r, made, obj, to, NULL);
+                         : hand_over(callable, r, made, obj, to, NULL, options);
   py_route_leave(r);
   return result;
 }

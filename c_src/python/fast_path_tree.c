@@ -348,7 +348,7 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
     l->result =
         w->has_devices && l->resolvable == DLX_ON_DEVICE
             ? py_fast_path_hand_over_cuda(&w->pairs, callable, l->route, made, l->obj, to, root)
-            : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
+            : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root, w->options);
     if (l->result == NULL) return FAILED;
   }
   return DONE;

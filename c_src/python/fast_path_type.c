@@ -382,7 +382,7 @@ static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ss
     DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
     ((TensorObject*)args[0])->managed = NULL;
     py_route_enter(r);
-    result = py_fast_path_hand_over(callable, r, made, args[1], args[2], NULL);
+    result = py_fast_path_hand_over(callable, r, made, args[1], args[2], NULL, 0);
     py_route_leave(r);
   }
   py_routes_end();

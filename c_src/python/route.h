@@ -105,6 +105,7 @@ typedef struct py_route {
                   have been at work on a device before */
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
+  PyObject* load_named;             /* the same where the call names the host; strong, or NULL */
   int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];
   dlx_guard_function quick; /* answers further guards in C; NULL = there is none */
@@ -286,11 +287,12 @@ DLManagedTensorVersioned* py_fast_path_resolve(const py_route* route,
                                                DLManagedTensorVersioned* made, unsigned options,
                                                uint32_t resolvable);
 
-/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
+/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL; of the
+ * options only DLX_NAMES_DEVICE counts. Owns:
  * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
 PyObject* py_fast_path_hand_over(PyObject* callable, py_route* route,
                                  DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                                 PyObject* tree);
+                                 PyObject* tree, unsigned options);
 
 /* Convert one array by its route, which is not one that is_same. Owns: the result is new.
  * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */

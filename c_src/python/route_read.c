@@ -169,7 +169,7 @@ enum {
   STORAGE,
   IS_NARROW,
   ALWAYS_COPIES,
-  IS_PLACED,
+  LOAD_NAMED,
   ACCEPTS,
   FIELDS
 };
@@ -179,7 +179,7 @@ static const char* const names[FIELDS] = {
     "producer",     "fields",       "produces_on", "consumes_on",   "target",      "imports",
     "load",         "copy",         "ready",       "guards",        "quick",       "switches",
     "states",       "detach",       "owner",       "start",         "nbytes",      "dtype",
-    "confirmed",    "storage",      "is_narrow",   "always_copies", "is_placed",   "accepts"};
+    "confirmed",    "storage",      "is_narrow",   "always_copies", "load_named",  "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -214,7 +214,10 @@ static int read_fields(PyObject* const* field, py_route* r) {
   r->is_narrow = field[IS_NARROW] == Py_True;
   if (r->is_narrow) r->leaves = DLX_COPIES;
   if (field[ALWAYS_COPIES] == Py_True) r->leaves = DLX_COPIES | DLX_SHARES;
-  if (field[IS_PLACED] == Py_True) r->leaves |= DLX_NAMES_DEVICE;
+  if (field[LOAD_NAMED] != Py_None) {
+    r->load_named = Py_NewRef(field[LOAD_NAMED]);
+    if (r->is_same) r->leaves |= DLX_NAMES_DEVICE;
+  }
   r->is_managed = field[IS_MANAGED] == Py_True;
   r->is_borrowed = field[IS_BORROWED] == Py_True;
   r->is_immutable = field[IS_IMMUTABLE] == Py_True;
@@ -313,6 +316,7 @@ void py_route_forget(py_route* r) {
   Py_CLEAR(r->children);
   Py_CLEAR(r->target);
   Py_CLEAR(r->load);
+  Py_CLEAR(r->load_named);
   Py_CLEAR(r->copy);
   Py_CLEAR(r->ready);
   Py_CLEAR(r->export);

@@ -207,7 +207,8 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
       PyErr_Clear(); /* handled or raised again below */
     }
   }
-  return PyErr_Occurred() ? NULL : PyObject_CallMethodOneArg(self, missed_name, key);
+  if (PyErr_Occurred() && py_error_forget() < 0) return NULL; /* of is_tracing: said again by: */
+  return PyObject_CallMethodOneArg(self, missed_name, key);
 }
 
 /* The same by number, so that C takes a view for a sequence. */

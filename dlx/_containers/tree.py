@@ -280,15 +280,6 @@ class Tree:
         node = self._nodes[number]
         return [(i if node.keys is None else node.keys[i], link) for i, link in node.links]
 
-    def below(self, links: list[int]) -> set[int]:
-        """Return the numbers of all arrays under some links."""
-        waiting, met = list(links), set(links)
-        for link in waiting:
-            more = {each for _, each in self._nodes[link].links} - met if link >= 0 else ()
-            met.update(more)
-            waiting += more
-        return {~link for link in met if link < 0}
-
     def rebuild(
         self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
@@ -24,6 +23,7 @@ __all__ = [
     "forget_frames",
     "info_of",
     "is_read_in_place",
+    "is_tracing",
     "mark_written",
     "marked",
     "resolved",
@@ -106,6 +106,16 @@ def marked(tensor: Tensor, source: Adapter) -> Tensor:
     return tensor
 
 
+def is_tracing(adapter: Adapter) -> bool:
+    """Return whether arrays that are made now become part of a graph of a framework that can say it."""
+    try:
+        return adapter.is_tracing is not None and adapter.is_tracing() is not False
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise adapter_failed(adapter, error, target=adapter.name) from error
+
+
 def mark_written(source: Any, obj: Any) -> None:
     """Tell the framework of an array that other code has written to it; `source` may be no adapter."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
@@ -168,7 +178,10 @@ def execute(
     """
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
-    load = adapter.load if request.device is None else partial(adapter.load_on, committed=request.committed)
+    load: Callable[..., Any] = adapter.load
+    options: tuple[bool, ...] = ()
+    if request.device is not None and adapter.placement is not None:
+        load, options = adapter.placement.load, (request.committed,)
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     last = steps[-1] if steps else None
     for step in steps:
@@ -201,9 +214,9 @@ def execute(
             dtype = tensor.dtype
             tensor = native.tensor_view(tensor, step.dtype, None, tensor.flags & ~SUBBYTE_PADDED, None)
     if tensor.is_host or not cuda.is_cuda(tensor.device):
-        array = load(tensor)
+        array = load(tensor, *options)
     else:
         tensor = sync().for_consumer(source, tensor, readiness)
         with adapter.devices.activate(tensor.device):
-            array = load(tensor)
+            array = load(tensor, *options)
     return array if dtype is None else adapter.dtypes.viewed(array, dtype)

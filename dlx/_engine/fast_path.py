@@ -25,7 +25,7 @@ from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
-from dlx.adapter.declarations import Container, FastPath, Layout
+from dlx.adapter.declarations import Container, FastPath, Layout, Placement
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class Route:
     """The target takes more than `accepts`; what is not accepted, and ``copy=True``, are left to Python."""
     always_copies: bool = False
     """The target copies whatever it imports; what ``copy=`` asks for is left to Python."""
-    is_placed: bool = False
-    """The target knows whether a call named a device: those that do are left to Python."""
+    load_named: Callable[[Tensor], Any] | None = None
+    """As `load`, if the call names the host: see `Placement`."""
     accepts: int = 0
     """The address of the dlx_capabilities of what may be handed over, which are copied."""
     struct: Any = None
@@ -278,12 +278,16 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         confirmed=_confirmed(source, given),
         storage=_storage(target),
-        is_narrow=target.varies or (taken is not None and taken.takes is not None) or copies not in (True, False),
+        is_narrow=target.varies or (taken is not None and taken.takes is not None),
         always_copies=copies is True,
-        is_placed=adapter.places,
+        load_named=None if adapter.placement is None else _load_named(adapter.placement),
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )
+
+
+def _load_named(placement: Placement) -> Callable[[Tensor], Any]:
+    return lambda tensor: placement.load(tensor, True)
 
 
 def _copies(source: Adapter, target: Target) -> Callable[[Any], Any] | None:
@@ -300,7 +304,7 @@ def _like(kind: type, source: Adapter | None) -> Route | None:
     if source is None or given is None or not takes_fast_path(source, kind):
         return None
     target = registry.ready(source)
-    if target is None or target is not registry.target(source.name) or source.places:
+    if target is None or target is not registry.target(source.name) or source.placement is not None:
         return None
     return Route(
         like=sys.intern(source.name),

@@ -22,7 +22,7 @@ from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
-from dlx._registry.target import Target
+from dlx._registry.target import Target, is_committed
 from dlx.adapter.base import Adapter, Blocker
 from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
@@ -46,7 +46,7 @@ class Request(NamedTuple):
     """The options of one call, checked.
 
     `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
-    `committed`: whether the result must stay on `device`, see `Adapter.load_on`.
+    `committed`: whether the result must stay on `device`, see `Placement`.
     """
 
     target: Target
@@ -190,7 +190,7 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
         )
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
-    if wanted is not None and request.committed and not source.is_committed(obj):
+    if wanted is not None and request.committed and not is_committed(source, obj):
         return None  # the result is an array of the same memory that stays there
     if wanted is not None and not is_at(info().device, wanted):
         return _moved_inside(source, blockers, info(), request, steps, own_copies and source.moves)
@@ -252,7 +252,8 @@ def as_it_is(
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.capabilities.copies or target.capabilities.home is not None)
+        and not (target.varies or target.capabilities.home is not None)
+        and not ((copies := target.capabilities.copies) and (copies is True or tensor.dtype.name in copies))
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
         and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
@@ -284,7 +285,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     address = tensor.data_ptr
     alignment = (address & -address) % ALIGNMENTS[-1] if address else None
     layout = tensor.device, tensor.dtype, tensor.shape, tensor.strides, tensor.flags, alignment
-    key = *layout, request.device, request.copy, request.readonly
+    key = *layout, request.device, request.committed, request.copy, request.readonly
     known: Decision | None = target.decisions.get(key)
     if known is None:
         known = _Decider(tensor, before, source, request, sync).decision()
@@ -308,8 +309,10 @@ class _Decider:
         self.relabel: Device | None = None
         self.copies: list[Step] = []  # copy or move; gathering before it
         self.copy_device = HOST
-        # An array that is not committed to a device must be in row-major order, see `Adapter.load_on`.
-        self.placed = self.target.adapter.places and not (request.device is not None and request.committed)
+        # An array that is not committed to a device must be in row-major order, see `Placement`.
+        self.placed = self.target.adapter.placement is not None and not (
+            request.device is not None and request.committed
+        )
         self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.placed
         self.repack = False
 

@@ -15,7 +15,7 @@ from dlx._protocols.dlpack import HOST
 from dlx._registry.array_like import not_readable, remedy
 from dlx._registry.generic import ARROW, is_proxy
 from dlx._registry.registry import HELD, registry
-from dlx._registry.target import Target
+from dlx._registry.target import Target, is_committed
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
@@ -142,13 +142,13 @@ def _as(like: Any) -> tuple[Target, Device | None, bool]:
     if target is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
-            fix="Give an array of the target, or to=.",
+            fix="Pass to= with a target's name, such as to='numpy', or an array of the target.",
         )
     info = array_info(like)
     device = info.device or (known.devices.of(like) if known is not None else None)
     if device is None and info.shape is not None:
         raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
-    return target, device, known is None or known.is_committed(like)
+    return target, device, known is None or is_committed(known, like)
 
 
 def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:

@@ -19,7 +19,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device, DType
 from dlx.adapter.base import Adapter, Description, Devices, DTypes
-from dlx.adapter.declarations import Blocker, Capabilities, Ownership, StreamSupport, WriteTracking
+from dlx.adapter.declarations import Blocker, Capabilities, Ownership, Placement, StreamSupport, WriteTracking
 from dlx.errors import PluginError
 
 __all__ = ["checked_adapter"]
@@ -133,6 +133,7 @@ _FUNCTIONS: dict[type, dict[str, _Right]] = {
         "count": (lambda self, count: count is None or _integer(self, count), "an int, or None"),
         "mark_written": (lambda self, answer: True, "anything"),
     },
+    Placement: {"load": _ARRAY, "is_committed": (_a(bool), "a bool")},
 }
 
 
@@ -161,7 +162,7 @@ def checked_adapter(adapter: Adapter) -> Adapter:
     return adapter
 
 
-_PARTS = ("streams", "ownership", "writes")
+_PARTS = ("streams", "ownership", "placement", "writes")
 
 
 def _is_checked(obj: Any) -> bool:

@@ -9,6 +9,7 @@ from dlx._core import types
 from dlx._core.foreign import module_of
 from dlx._core.types import Device, DType
 from dlx._registry.registry import packages, registry
+from dlx.adapter.base import reads_natives
 from dlx.errors import DlxError
 
 __all__ = ["Device", "DType"]
@@ -18,7 +19,7 @@ def _from_native(part: str, obj: Any) -> Any:
     """Return the dtype or device (`part` is ``"dtypes"`` or ``"devices"``) that an object is, or None."""
     module = module_of(obj if isinstance(obj, type) else type(obj))
     for adapter in registry.imported() if isinstance(obj, str) else registry.of_package(module):
-        if part == "devices" and not adapter.devices.reads_natives:
+        if part == "devices" and not reads_natives(adapter.devices):
             continue
         try:
             found = getattr(adapter, part).from_native(obj)

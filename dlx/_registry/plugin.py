@@ -20,7 +20,16 @@ from dlx._core.foreign import exception_text, message_of, safe_repr
 from dlx._core.types import DType
 from dlx._version import __version__
 from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
-from dlx.adapter.declarations import Container, FastPath, Guard, KnownIssue, Ownership, StreamSupport, WriteTracking
+from dlx.adapter.declarations import (
+    Container,
+    FastPath,
+    Guard,
+    KnownIssue,
+    Ownership,
+    Placement,
+    StreamSupport,
+    WriteTracking,
+)
 from dlx.adapter.gradients import GradSupport
 from dlx.errors import DTypeError, PluginError
 
@@ -160,6 +169,7 @@ _PARTS: dict[str, tuple[type, bool]] = {
     "fast_path": (FastPath, True),
     "streams": (StreamSupport, True),
     "ownership": (Ownership, True),
+    "placement": (Placement, True),
     "writes": (WriteTracking, True),
     "gradients": (GradSupport, True),
 }

@@ -8,12 +8,14 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi
+from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import DType
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import EXTENTS, Capabilities
+from dlx.errors import DlxError
 
-__all__ = ["Target", "target_of"]
+__all__ = ["Target", "is_committed", "target_of"]
 
 
 class Target:
@@ -119,6 +121,18 @@ def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None
         return None
     lowered = {name: value for name, value in made.lowered.items() if name in Capabilities.__dataclass_fields__}
     return Target(made, replace(stated, **lowered), source or adapter, kind)
+
+
+def is_committed(source: Adapter, obj: Any) -> bool:
+    """Return whether an array stays on its device, see `Placement`."""
+    if source.placement is None:
+        return True
+    try:
+        return source.placement.is_committed(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise foreign_error(f"{source.name} failed:", error, source=type_name(type(obj))) from error
 
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:

@@ -20,7 +20,7 @@ from dlx._engine.planner import Request, is_inside
 from dlx._protocols.arrow import Column
 from dlx._registry import generic
 from dlx._registry.registry import registry
-from dlx._registry.target import Target
+from dlx._registry.target import Target, is_committed
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.stream_context import Work
 from dlx._using.write_back import Writes
@@ -153,8 +153,8 @@ class Invocation:
         failures = Failures(target.name, located=located)
         tree = CallTree(root, handler, failures, target.adapter.package)
         if arguments:
-            self._declared = self.spec.written(tree)
-            for at, buffer in self.spec.written_buffers(*value):
+            self._declared, buffers = self.spec.written(tree)
+            for at, buffer in buffers:
                 if describe(buffer).readonly:
                     failures.add(self._not_writable(buffer), at)
         results = [self._shared.get(id(array), array) for array in tree.arrays]
@@ -239,7 +239,7 @@ class Invocation:
         if target is None:
             return None
         arrays = [(array, on_host) for source, array, on_host in self._seen if source is adapter]
-        held_there = [pair for pair in arrays if adapter.is_committed(pair[0])]
+        held_there = [pair for pair in arrays if is_committed(adapter, pair[0])]
         committed = bool(held_there)
         devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)
@@ -313,7 +313,7 @@ class Invocation:
         """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
         if device not in (None, HOST) or target.adapter.fast_path is None or registry.target(target.name) is not target:
             return None, None
-        if device is not None and target.adapter.places:
+        if device is not None and target.adapter.placement is not None:
             return None, None
         return cast("FastPathFunction", convert), target.name
 

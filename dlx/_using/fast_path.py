@@ -14,6 +14,7 @@ from dlx._api.convert import convert
 from dlx._containers.lookup import kind_of, what_is
 from dlx._registry import generic
 from dlx._registry.registry import registry
+from dlx._registry.target import is_committed
 from dlx._using.function_spec import tracked
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
@@ -79,7 +80,7 @@ class Specialization:
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
         # The adapter of the caller's arrays, if results are as committed as these are.
         source = what_is(types[others[0]]) if others and to is not None and device is not None else None
-        self._placing = source if isinstance(source, Adapter) and source.places else None
+        self._placing = source if isinstance(source, Adapter) and source.placement is not None else None
         # The type of the last result, and whether results of that type are returned as they are.
         self._last: tuple[type | None, bool] = None, False
 
@@ -158,7 +159,7 @@ class Specialization:
 
     def _is_committed(self, values: tuple[Any, ...]) -> bool:
         """Return whether an array of the caller's is committed, and so is a result."""
-        return self._placing is not None and any(self._placing.is_committed(values[i]) for i in self._others)
+        return self._placing is not None and any(is_committed(self._placing, values[i]) for i in self._others)
 
     def _parts_outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
         """Convert the arrays in a flat container, all or none; NotImplemented for `Invocation`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from dlx._containers.tree import Tree
@@ -68,24 +67,31 @@ class FunctionSpec:
         """Return whether the function is declared to write to a positional argument."""
         return i in self.writes or self.place(i)[0] in self.writes
 
-    def written_buffers(self, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Give (path in (args, options), argument) of all plain buffers that the function is declared to write to."""
-        if self.writes:
-            chosen: list[tuple[tuple[Any, ...], Any]] = [
-                ((0, i), each) for i, each in enumerate(args) if self.is_written(i + self.skipped)
-            ]
-            chosen += [((1, name), each) for name, each in options.items() if name in self.writes]
-            yield from (pair for pair in chosen if registry.producer(pair[1]) is BUFFER)
+    def written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
+        """Return what is in the parameters that are declared to be written to, of a tree of (args, options).
 
-    def written(self, tree: Tree) -> set[int]:
-        """Return the addresses of all arrays of (args, options) in parameters that are declared to be written to."""
+        The addresses of the arrays, and (path, object) of the plain buffers, which pass through.
+        """
+        arrays: set[int] = set()
+        buffers: list[tuple[tuple[Any, ...], Any]] = []
         if not self.writes:
-            return set()
+            return arrays, buffers
+        nodes, met = list(tree.nodes()), set()
         (_, args), (_, options) = tree.entries(0)
-        numbered = [(i + self.skipped, link) for i, link in tree.entries(args)]
-        chosen = [link for i, link in numbered if self.is_written(i)]
-        chosen += [link for name, link in tree.entries(options) if name in self.writes]
-        return {id(tree.arrays[i]) for i in tree.below(chosen)}
+        spots = [(args, i) for i in range(len(nodes[args][3])) if self.is_written(i + self.skipped)]
+        spots += [(options, i) for i, name in enumerate(nodes[options][2] or ()) if name in self.writes]
+        for number, i in spots:
+            *_, parts, links = nodes[number]
+            link = links.get(i)
+            if link is None:
+                if registry.producer(parts[i]) is BUFFER:
+                    buffers.append((tree.path_in(number, i), parts[i]))
+            elif link < 0:
+                arrays.add(id(tree.arrays[~link]))
+            elif link not in met:
+                met.add(link)
+                spots += [(link, k) for k in range(len(nodes[link][3]))]
+        return arrays, buffers
 
 
 def tracked(source: Adapter, array: Any) -> bool:

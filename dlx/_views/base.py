@@ -29,7 +29,7 @@ from dlx._core.foreign import is_key, module_of, safe_repr, type_name
 from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction, Slots
 from dlx._core.tracebacks import REFUSALS, shorten
-from dlx._engine.executor import device_of
+from dlx._engine.executor import device_of, is_tracing
 from dlx._engine.planner import Request
 from dlx._registry import generic
 from dlx._registry.registry import registry
@@ -421,7 +421,8 @@ class View(Shown):
         handler, scope, slots = self._handler, self._scope, self._slots
         if self._me is None:
             self._begin()
-        if self._is_tracing is not None and self._is_tracing():  # a graph's arrays are of no use outside of it
+        # A graph's arrays are of no use outside of it.
+        if self._is_tracing is not None and is_tracing(scope.options.request.target.adapter):
             return Scope(scope.options).result(
                 self._at(key) if element is MISSING else element, handler, self._path, key
             )

@@ -31,6 +31,7 @@ from dlx.adapter.declarations import (
     KnownIssue,
     Layout,
     Ownership,
+    Placement,
     StreamSupport,
     WriteTracking,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Layout",
     "Operation",
     "Ownership",
+    "Placement",
     "ReportedDevices",
     "Stream",
     "StreamSupport",
@@ -246,11 +248,6 @@ class Devices:
         """
         return Device(native_device) if self._read is None else self._read(native_device)
 
-    @property
-    def reads_natives(self) -> bool:
-        """Whether `from_native` knows objects of the framework."""
-        return self._read is not None or type(self).from_native is not Devices.from_native
-
     def of(self, obj: Any) -> Device | None:
         """Return where an array is, without an export of it; None where that is not known.
 
@@ -276,6 +273,11 @@ class Devices:
         For people to look at (`dlx devices`). It may initialise them.
         """
         yield self.to_native(Device("cpu"))
+
+
+def reads_natives(devices: Devices) -> bool:
+    """Return whether `Devices.from_native` knows objects of the framework."""
+    return devices._read is not None or type(devices).from_native is not Devices.from_native
 
 
 @set_module("dlx.adapter")
@@ -363,9 +365,10 @@ class Adapter:
     is_tracing
         ``is_tracing()`` says whether arrays that are made now, in this thread, become part of a graph: lazy views keep
         none of them. A function in C costs the least. None: never.
-    fast_path, streams, ownership, writes, gradients
-        Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, how
-        writes are noticed, and how gradients are computed. None: there is nothing to say.
+    fast_path, streams, ownership, placement, writes, gradients
+        Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, which
+        arrays stay on their device, how writes are noticed, and how gradients are computed. None: there is nothing to
+        say.
     """
 
     api: int = 1  # never changes: an adapter that does not say was written for version 1
@@ -388,6 +391,7 @@ class Adapter:
     fast_path: FastPath | None = None
     streams: StreamSupport | None = None
     ownership: Ownership | None = None
+    placement: Placement | None = None
     writes: WriteTracking | None = None
     gradients: GradSupport | None = None
 
@@ -461,24 +465,6 @@ class Adapter:
         If it raises, a capsule that the tensor came from gets its name back; whoever holds the tensor may read it.
         """
         raise NotImplementedError(f"{self.name} cannot be a target")
-
-    def load_on(self, tensor: Tensor, committed: bool) -> Any:
-        """Return an array over a tensor whose device the call names; the default is `load`.
-
-        Override it, and `is_committed`, for a framework that moves arrays to where they are used unless their device
-        was named (jax). `load` then returns an array that may be moved, and this one that may not if `committed`.
-        Copies for those that may be moved are in row-major order.
-        """
-        return self.load(tensor)
-
-    def is_committed(self, obj: Any) -> bool:
-        """Return whether an array stays on the one device that it is on, wherever it is used; the default is True."""
-        return True
-
-    @property
-    def places(self) -> bool:
-        """Whether the adapter overrides `load_on`."""
-        return type(self).load_on is not Adapter.load_on
 
     # ---- inside the framework -------------------------------------------------------------------------------------
 

@@ -378,6 +378,27 @@ class Ownership:
 
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
+class Placement:
+    """How a framework that moves arrays to where they are used keeps some in place (jax).
+
+    An array that is committed stays on its device; a call that names the device makes one. `Adapter.load` makes arrays
+    that may be moved; copies for those are in row-major order.
+
+    Attributes
+    ----------
+    load
+        ``load(tensor, committed)`` gives an array over a tensor whose device the call names: by ``device=``, which
+        commits, or by an example, which is committed or not.
+    is_committed
+        ``is_committed(obj)`` says whether an array stays on its device.
+    """
+
+    load: Callable[[Tensor, bool], Any]
+    is_committed: Callable[[Any], bool]
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
 class WriteTracking:
     """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
 

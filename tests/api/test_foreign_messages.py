@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from madearrow import Streams, arrow_array, schema, stream
@@ -28,6 +28,7 @@ from dlx.adapter import (
     GradSupport,
     Layout,
     Ownership,
+    Placement,
     StreamSupport,
     WriteTracking,
 )
@@ -89,10 +90,13 @@ HOOKS |= {f"fast_path.{name}": {"fast_path": replace(FastPath(types=("faillib.Ar
           for name in ("subclasses", "exchange", "export", "guard_function", "describe", "ready")}  # fmt: skip
 HOOKS |= {f"streams.{name}": {"streams": StreamSupport(**{name: fail})}
           for name in ("current", "activate", "ready", "quick")}  # fmt: skip
-HOOKS |= {f"writes.{name}": {"writes": WriteTracking(**{name: fail})} for name in ("guarded", "count")}
+HOOKS |= {f"writes.{name}": {"writes": WriteTracking(**{name: fail})} for name in ("guarded", "count", "mark_written")}
 HOOKS |= {
     "ownership.consume": {"ownership": Ownership(consume=fail)},
     "ownership.restore": {"ownership": Ownership(consume=lambda obj, tensor, shared: tensor, restore=fail)},
+    "placement.load": {"placement": Placement(load=fail, is_committed=lambda obj: True)},
+    "placement.is_committed": {"placement": Placement(load=lambda tensor, committed: None, is_committed=fail)},
+    "is_tracing": {"is_tracing": fail},
     "gradients.is_tracked": {"gradients": GradSupport(is_tracked=fail)},
     "info": {"describe": lambda self, obj: Description(fail)},
     "resolution": {"describe": described_by(Blocker("its values are pending", resolution=fail, copies=True))},
@@ -156,6 +160,8 @@ def calls(make):
         "target": lambda: dlx.convert(dlx.empty((3,), "float32"), to="faillib"),
         "device": lambda: dlx.convert(dlx.empty((3,), "float32"), to="faillib", device="cpu"),
         "host 1": lambda: dlx.convert(dlx.empty((3,), "float32"), to="faillib", device="cpu:1"),
+        "lazy in": lambda: dlx.convert([dlx.empty((3,), "float32")], to="faillib", lazy=True)[0],
+        "lazy in, all": lambda: [*dlx.convert([dlx.empty((3,), "float32")], to="faillib", lazy=True)],
         "numpy": lambda: dlx.convert(make(), to="numpy"),
         "inside": lambda: dlx.convert(make(), to="faillib", copy=True),
         "moved": lambda: dlx.convert(make(), to="faillib", device="cuda"),
@@ -220,6 +226,8 @@ def test_every_hook_of_an_adapter_is_tried():
     known = {name.partition(".")[0] for name in HOOKS} | {"containers"}
     functions = {name for name, value in vars(Adapter).items() if callable(value) and name[0] != "_"}
     assert functions - known - {"lowered"} == set()
+    for part, kind in {"streams": StreamSupport, "placement": Placement, "writes": WriteTracking}.items():
+        assert {f"{part}.{field.name}" for field in fields(kind)} <= set(HOOKS)
 
 
 # ---- producers and texts ---------------------------------------------------------------------------------------------

@@ -79,7 +79,8 @@ def test_the_other_byte_order(np, to):
     locked = block.copy()
     locked.flags.writeable = False
     uneven = np.zeros(3, [("a", "u1"), ("b", "f4")])["b"]
-    for source in (block, block.T, block[:, ::-1], block[::2], locked, block[:0], block[0, 0:1], uneven, block[0]):
+    turned = block if to == "jax" else block.T  # jax takes numpy's copy of block.T if that happens to be aligned
+    for source in (block, turned, block[:, ::-1], block[::2], locked, block[:0], block[0, 0:1], uneven, block[0]):
         wide = to == "pyarrow"  # takes more than the fast path knows of
         for options in OPTIONS:
             agree(lambda source=source: source, to, **options)

@@ -248,6 +248,32 @@ def test_one_device():
     del free, held
 
 
+def test_a_named_device_by_every_road():
+    """Alone, in trees and views, of the fast path and of Python; copies keep their order if they are committed."""
+    torch = pytest.importorskip("torch")
+    block = np.zeros((9, 7), "f4")
+    free = jnp.ones(3)
+    for source in (block, block.T, block[:, ::-1], torch.ones(5, 3).T, torch.ones(4), dlx.convert(block, to="dlx")):
+        for _ in range(2):
+            for options, committed in (({"device": "cpu"}, True), ({}, False), ({"like": free}, False)):
+                options = {"to": "jax", **options} if "like" not in options else options
+                found = [
+                    dlx.convert([source], **options)[0],
+                    dlx.convert({"a": [source]}, **options)["a"][0],
+                    dlx.convert([source], lazy=True, **options)[0],
+                    dlx.convert.__wrapped__(source, **options),
+                    dlx.convert(source, **options),
+                ]
+                for made in found:
+                    assert np.array_equal(np.asarray(made), np.asarray(source))
+                    row_major = made.format.layout.major_to_minor == tuple(range(made.ndim))
+                    assert made.committed == (committed or not row_major)
+    for order in ({"like": free}, {"to": "jax", "device": "cpu"}, {"like": free}):  # no decision is used for another
+        made = dlx.convert.__wrapped__(np.zeros((9, 7), "f4")[:, 1:].T, **order)
+        assert made.committed == ("to" in order), order
+        assert (made.format.layout.major_to_minor == (0, 1)) == ("like" in order)
+
+
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (3, 2, 1)])
 def test_elements_of_less_than_a_byte(name, shape):
@@ -258,7 +284,9 @@ def test_elements_of_less_than_a_byte(name, shape):
     plain = values.astype(dtype) if shape else np.array(1, dtype)
     for source in (plain, np.asfortranarray(plain), plain[..., ::-1] if shape else plain):
         made, plan = dlx.convert(source, to="jax"), dlx.plan(source, to="jax")
-        assert made.dtype == jnp.asarray(source).dtype and made.shape == source.shape and not made.committed
+        assert made.dtype == jnp.asarray(source).dtype and made.shape == source.shape
+        assert made.committed == any(step.do == "place" for step in plan.steps)
+        assert not made.committed or not source.flags.c_contiguous
         assert np.asarray(made).astype("f4").tolist() == source.astype("f4").tolist()
         assert plan.outcome == "copied" and any("jax, which copies" in step.why for step in plan.steps)
         assert dlx.convert(source, to="jax", device="cpu").committed

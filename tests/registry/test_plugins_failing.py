@@ -25,16 +25,19 @@ HOOKS = [
     *(f"dtypes.{name}" for name in methods(DTypes)),
     *(f"devices.{name}" for name in methods(Devices)),
     *("streams.current", "streams.activate", "streams.ready", "ownership.consume", "ownership.restore"),
-    *("writes.guarded", "writes.count", "fast_path.exchange", "fast_path.guard_function"),
+    *("is_tracing", "placement.load", "placement.is_committed"),
+    *("writes.guarded", "writes.count", "writes.mark_written", "fast_path.exchange", "fast_path.guard_function"),
 ]
 
-TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current")
+TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current",
+        "placement.load", "placement.is_committed")  # fmt: skip
 
 PARTS = """\
     fast_path = FastPath(types)
     dtypes, devices = DTypes(name, {'float32': 'Array'}), Devices()
     streams, writes = StreamSupport(), WriteTracking()
     ownership = Ownership(lambda obj, tensor, shared: tensor)
+    placement = Placement(lambda tensor, committed: sys.modules[A.package].Array(tensor), lambda obj: True)
     def capabilities"""
 
 
@@ -97,6 +100,7 @@ CODE = """
             "borrow": lent,
             "using": lambda: dlx.using(name)(lambda x: x)(tensor),
             "using, copied": written,
+            "written": lambda: dlx.using("numpy", writes=("x",))(lambda x: None)(array),
             "using numpy": lambda: dlx.using("numpy")(lambda x: x)(array),
         }
     def tell(call):
