@@ -43,14 +43,23 @@ class FunctionSpec:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):  # a built-in function that does not say
             parameters = [inspect.Parameter(name, kind) for name, kind in _ANY]
-        known = {parameter.name for parameter in parameters}
-        named = {each for each in writes if isinstance(each, str)}
-        if named - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            missing = ", ".join(sorted(named - known))
-            raise TypeError(f"{getattr(function, '__name__', function)} has no parameter {missing} (writes=)")
+        self.known = {p.name for p in parameters}
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.names = [p.name for p in positional]
-        self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        rest, options = (
+            next((p.name for p in parameters if p.kind is kind), None)
+            for kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        )
+        self.rest, self.options = rest or "args", options
+        numbers = sys.maxsize if rest else len(positional)
+        missing = [
+            str(each)
+            for each in writes
+            if not (options or each in self.known if isinstance(each, str) else each in range(numbers))
+        ]
+        if missing:
+            name = getattr(function, "__name__", function)
+            raise TypeError(f"{name} has no parameter {', '.join(sorted(missing))} (writes=)")
         self.skipped = 1 if self.names[:1] in (["self"], ["cls"]) else 0
         self.writes = writes
 
@@ -68,13 +77,17 @@ class FunctionSpec:
         """Return whether the function is declared to write to a positional argument."""
         return i in self.writes or self.place(i)[0] in self.writes
 
+    def is_option_written(self, name: str) -> bool:
+        """Return whether the function is declared to write to an argument that is passed by name."""
+        return name in self.writes or (self.options in self.writes and name not in self.known)
+
     def written_buffers(self, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Give (path in (args, options), argument) of all plain buffers that the function is declared to write to."""
         if self.writes:
             chosen: list[tuple[tuple[Any, ...], Any]] = [
                 ((0, i), each) for i, each in enumerate(args) if self.is_written(i + self.skipped)
             ]
-            chosen += [((1, name), each) for name, each in options.items() if name in self.writes]
+            chosen += [((1, name), each) for name, each in options.items() if self.is_option_written(name)]
             yield from (pair for pair in chosen if registry.producer(pair[1]) is BUFFER)
 
     def written(self, tree: Tree) -> set[int]:
@@ -84,7 +97,7 @@ class FunctionSpec:
         (_, args), (_, options) = tree.entries(0)
         numbered = [(i + self.skipped, link) for i, link in tree.entries(args)]
         chosen = [link for i, link in numbered if self.is_written(i)]
-        chosen += [link for name, link in tree.entries(options) if name in self.writes]
+        chosen += [link for name, link in tree.entries(options) if self.is_option_written(name)]
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 
 
