@@ -43,7 +43,7 @@ class FunctionSpec:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):  # a built-in function that does not say
             parameters = [inspect.Parameter(name, kind) for name, kind in _ANY]
-        self.known = {p.name for p in parameters}
+        known = {p.name for p in parameters}
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.names = [p.name for p in positional]
         rest, options = (
@@ -51,11 +51,12 @@ class FunctionSpec:
             for kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         )
         self.rest, self.options = rest or "args", options
+        self.by_name = known - {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         numbers = sys.maxsize if rest else len(positional)
         missing = [
             str(each)
             for each in writes
-            if not (options or each in self.known if isinstance(each, str) else each in range(numbers))
+            if not (options or each in known if isinstance(each, str) else each in range(numbers))
         ]
         if missing:
             name = getattr(function, "__name__", function)
@@ -79,7 +80,7 @@ class FunctionSpec:
 
     def is_option_written(self, name: str) -> bool:
         """Return whether the function is declared to write to an argument that is passed by name."""
-        return name in self.writes or (self.options in self.writes and name not in self.known)
+        return name in self.writes or (self.options in self.writes and name not in self.by_name)
 
     def written_buffers(self, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Give (path in (args, options), argument) of all plain buffers that the function is declared to write to."""

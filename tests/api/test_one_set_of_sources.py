@@ -577,6 +577,26 @@ def test_a_mapping_that_fails_is_refused(tmp_path):
     assert "taken apart" in error.reason and error.__cause__ is not None
 
 
+@pytest.mark.parametrize("name", ["torch module", "polars LazyFrame", "openvino"])
+def test_what_holds_arrays_and_gives_none_is_refused_by_name(name, tmp_path):
+    """Its fix is said, not how its own library failed to iterate over it."""
+    make, word = HOLDERS[name]
+    obj = make(tmp_path)
+    error = refused(lambda: dlx.stack(obj, to="dlx"))
+    assert isinstance(error, errors.AdapterNotFoundError) and word in error.fix and error.action == "stack"
+
+
+def test_what_a_generator_raises_is_its_own():
+    """Also if it is a TypeError."""
+
+    def arrays():
+        yield np.ones(1)
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        dlx.stack(arrays(), to="dlx")
+
+
 def test_an_empty_frame_has_nothing_to_stack():
     """As an empty list."""
     for empty in ({}, []):

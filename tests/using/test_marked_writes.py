@@ -59,6 +59,7 @@ WRITERS = {
     "keyword": lambda x, f=using(fill): f(a=x),
     "rest": lambda x, f=using(lambda *a: a[1].fill(100)): f(1, x),
     "options": lambda x, f=using(lambda **a: a["b"].fill(100)): f(b=x),
+    "options beside the same name": lambda x, f=using(lambda b, /, **a: a["b"].fill(100)): f(1, b=x),
     "list in options": lambda x, f=using(lambda b=None, **a: a["c"][0].fill(100)): f(b=1, c=[x]),
     "by number": dlx.using("numpy", writes=0)(lambda *a: a[0].fill(100)),
     "list": lambda x, f=using(lambda a: a[0].fill(100)): f([x]),
