@@ -25,6 +25,7 @@ from dlx.adapter import (
     Capabilities,
     Description,
     Device,
+    Devices,
     DType,
     DTypes,
     FastPath,
@@ -89,6 +90,11 @@ def _exchange() -> Any:
     return arrow_exchange("arrays_by" not in _ARRAY_TARGET.lowered)
 
 
+def _device(native_device: Any) -> Device:
+    """Return the device of a `pyarrow.Device`, as buffers have it; the host's has the number -1."""
+    return Device(int(native_device.device_type), max(native_device.device_id, 0))
+
+
 class _Arrow(Adapter):
     """What its arrays and tensors have in common."""
 
@@ -96,6 +102,7 @@ class _Arrow(Adapter):
     package = "pyarrow"
     install = "pip install pyarrow"
     dtypes = DTYPES
+    devices = Devices(_device)
     known_issues = (
         KnownIssue(
             does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",

@@ -23,6 +23,7 @@ from dlx._engine.preview import plan_one
 from dlx._engine.request import array_of, request_of, unwrapped
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
+from dlx._registry.array_like import not_readable
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
@@ -119,6 +120,8 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
             what = "the container cannot be taken apart:"
             raise foreign_error(what, error, source=type_name(type(arrays))) from error
         return objs, keys or range(len(objs))
+    if not hasattr(arrays, "__iter__") and (refused := not_readable(type(arrays))) is not None:
+        raise refused  # a model, a lazy frame
     objs = list(arrays)
     return objs, range(len(objs))
 

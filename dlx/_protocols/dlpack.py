@@ -55,7 +55,7 @@ def device_of(obj: Any) -> Device | None:
             answer = place if host_readable(place) else answer
         return Device(answer)
     except DlxError as error:
-        raise ProtocolError(f"its __dlpack_device__ gives {error.reason}") from error
+        raise ProtocolError(f"its __dlpack_device__ is wrong: {error.reason}") from error
     except Exception as error:
         raise foreign_error("its __dlpack_device__ raised", error) from error
 

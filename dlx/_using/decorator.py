@@ -285,7 +285,8 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
         key: Any
         if options:
             values = (*args, *options.values())
-            key = (len(args), *map(id, map(type, values)))
+            names = options if spec.writes else ()  # they say what is written to
+            key = (len(args), *names, *map(id, map(type, values)))
         elif len(args) == 1:
             key = id(type(args[0]))
         else:

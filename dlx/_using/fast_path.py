@@ -238,7 +238,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 return None
             looked.append(i)
         elif isinstance(what, Adapter):
-            if call.spec.is_written(i) if i < first else names[i - first] in call.spec.writes:
+            if call.spec.is_written(i) if i < first else call.spec.is_option_written(names[i - first]):
                 written.append((i, what))
             if what is not request.target.source:
                 others.append(i)

@@ -42,14 +42,24 @@ class FunctionSpec:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):  # a built-in function that does not say
             parameters = [inspect.Parameter(name, kind) for name, kind in _ANY]
-        known = {parameter.name for parameter in parameters}
-        named = {each for each in writes if isinstance(each, str)}
-        if named - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            missing = ", ".join(sorted(named - known))
-            raise TypeError(f"{getattr(function, '__name__', function)} has no parameter {missing} (writes=)")
+        known = {p.name for p in parameters}
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.names = [p.name for p in positional]
-        self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        rest, options = (
+            next((p.name for p in parameters if p.kind is kind), None)
+            for kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        )
+        self.rest, self.options = rest or "args", options
+        self.by_name = known - {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
+        numbers = sys.maxsize if rest else len(positional)
+        missing = [
+            str(each)
+            for each in writes
+            if not (options or each in known if isinstance(each, str) else each in range(numbers))
+        ]
+        if missing:
+            name = getattr(function, "__name__", function)
+            raise TypeError(f"{name} has no parameter {', '.join(sorted(missing))} (writes=)")
         self.skipped = 1 if self.names[:1] in (["self"], ["cls"]) else 0
         self.writes = writes
 
@@ -67,6 +77,10 @@ class FunctionSpec:
         """Return whether the function is declared to write to a positional argument."""
         return i in self.writes or self.place(i)[0] in self.writes
 
+    def is_option_written(self, name: str) -> bool:
+        """Return whether the function is declared to write to an argument that is passed by name."""
+        return name in self.writes or (self.options in self.writes and name not in self.by_name)
+
     def written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
         """Return what is in the parameters that are declared to be written to, of a tree of (args, options).
 
@@ -79,7 +93,7 @@ class FunctionSpec:
         nodes, met = list(tree.nodes()), set()
         (_, args), (_, options) = tree.entries(0)
         spots = [(args, i) for i in range(len(nodes[args][3])) if self.is_written(i + self.skipped)]
-        spots += [(options, i) for i, name in enumerate(nodes[options][2] or ()) if name in self.writes]
+        spots += [(options, i) for i, name in enumerate(nodes[options][2] or ()) if self.is_option_written(name)]
         for number, i in spots:
             *_, parts, links = nodes[number]
             link = links.get(i)

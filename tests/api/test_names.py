@@ -95,6 +95,17 @@ def test_devices_of_frameworks():
     assert dlx.empty(2, "int8", device=torch.device("cpu")).device == dlx.Device("cpu")
 
 
+def test_a_device_of_pyarrow():
+    """Buffers have one; what else pyarrow has is none."""
+    pa = pytest.importorskip("pyarrow")
+    device = pa.py_buffer(b"x").device
+    assert dlx.Device(device) == dlx.Device("cpu")
+    for to in ("numpy", "pyarrow", "dlx"):
+        assert dlx.plan(np.ones(3), to=to, device=device).error is None
+    with pytest.raises(DeviceError, match="is not a device"):
+        dlx.Device(pa.array([1]))
+
+
 def test_a_device_of_cuda_core():
     """It has `device_id`; the real class needs a driver."""
     kind = type("Device", (), {"__module__": "cuda.core._device", "device_id": 3})

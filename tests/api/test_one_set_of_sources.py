@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import asyncio
+import atexit
 import collections
 import dataclasses
 import io
@@ -153,6 +155,29 @@ CONTAINERS = {
     "msgspec": _struct,
 }
 
+
+def _tables(folder):
+    file = lib("tables").open_file(folder / "x.h5", "w")
+    atexit.register(file.close)  # PyTables warns of what is open then
+    file.create_array("/", "x", np.ones(2))
+    return file
+
+
+def _netcdf(folder):
+    file = lib("netCDF4").Dataset(folder / "x.nc", "w")
+    file.createDimension("n", 2)
+    file.createVariable("x", "f4", ("n",))[:] = 1
+    return file
+
+
+async def _streaming():
+    yield np.ones(2)
+
+
+async def _listed(obj):
+    return [each async for each in obj]
+
+
 HOLDERS = {  # and a word of the fix
     "datasets.Dataset": (_hf, "with_format"),
     "datasets.IterableDataset": (lambda folder: _hf(folder).to_iterable_dataset(), "iter"),
@@ -192,6 +217,10 @@ HOLDERS = {  # and a word of the fix
     "astropy time": (lambda _: lib("astropy.time").Time([1.0], format="jd"), ".jd1"),
     "awkward": (lambda _: lib("awkward").Array([[1.0], []]), ".to_numpy()"),
     "zarr group": (lambda _: lib("zarr").group(), ".arrays()"),
+    "PyTables array": (lambda folder: _tables(folder).root.x, ".read()"),
+    "PyTables file": (lambda folder: _tables(folder), ".walk_nodes("),
+    "netCDF4 dataset": (lambda folder: _netcdf(folder), ".variables"),
+    "asynchronous generator": (lambda _: _streaming(), "async for"),
     "nditer": (lambda _: np.nditer(np.ones(2)), ".operands"),
     "generator": (lambda _: (x for x in [np.ones(2)]), "list"),
     "map": (lambda _: map(np.ones, [1]), "list"),
@@ -433,6 +462,10 @@ FIXES = {  # what the fix says, done
     "scipy lil": lambda obj: obj.toarray(),
     "scipy dok": lambda obj: obj.toarray(),
     "astropy time": lambda obj: [obj.jd1, obj.jd2],
+    "PyTables array": lambda obj: obj.read(),
+    "PyTables file": lambda obj: {leaf._v_name: leaf.read() for leaf in obj.walk_nodes("/", "Leaf")},
+    "netCDF4 dataset": lambda obj: {name: each[:].data for name, each in obj.variables.items()},
+    "asynchronous generator": lambda obj: asyncio.run(_listed(obj)),
     "nditer": lambda obj: obj.operands,
     "generator": list,
     "values": list,
@@ -542,6 +575,26 @@ def test_a_mapping_that_fails_is_refused(tmp_path):
     file.close()
     error = refused(lambda: dlx.stack(file, to="dlx"))
     assert "taken apart" in error.reason and error.__cause__ is not None
+
+
+@pytest.mark.parametrize("name", ["torch module", "polars LazyFrame", "openvino"])
+def test_what_holds_arrays_and_gives_none_is_refused_by_name(name, tmp_path):
+    """Its fix is said, not how its own library failed to iterate over it."""
+    make, word = HOLDERS[name]
+    obj = make(tmp_path)
+    error = refused(lambda: dlx.stack(obj, to="dlx"))
+    assert isinstance(error, errors.AdapterNotFoundError) and word in error.fix and error.action == "stack"
+
+
+def test_what_a_generator_raises_is_its_own():
+    """Also if it is a TypeError."""
+
+    def arrays():
+        yield np.ones(1)
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        dlx.stack(arrays(), to="dlx")
 
 
 def test_an_empty_frame_has_nothing_to_stack():

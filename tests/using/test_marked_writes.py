@@ -57,6 +57,10 @@ using = dlx.using("numpy", writes="a")
 WRITERS = {
     "numpy": using(fill),
     "keyword": lambda x, f=using(fill): f(a=x),
+    "rest": lambda x, f=using(lambda *a: a[1].fill(100)): f(1, x),
+    "options": lambda x, f=using(lambda **a: a["b"].fill(100)): f(b=x),
+    "options beside the same name": lambda x, f=using(lambda b, /, **a: a["b"].fill(100)): f(1, b=x),
+    "list in options": lambda x, f=using(lambda b=None, **a: a["c"][0].fill(100)): f(b=1, c=[x]),
     "by number": dlx.using("numpy", writes=0)(lambda *a: a[0].fill(100)),
     "list": lambda x, f=using(lambda a: a[0].fill(100)): f([x]),
     "dict": lambda x, f=using(lambda a: a["b"][0].fill(100)): f({"b": (x,)}),
@@ -106,6 +110,54 @@ def test_what_is_only_read_is_not_marked(np, torch, kind):
         READERS[kind](x)
         loss.backward()
         assert weight.grad.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_read_only_options_are_refused(np, torch, target):
+    """`writes=` may name the parameter that collects them."""
+    function = dlx.using(target, writes="options")(lambda a=None, **options: None)
+    frozen = np.zeros(3, np.float32)
+    frozen.flags.writeable = False
+    for _ in range(3):
+        function(a=frozen)
+        for passed in (frozen, b"abc", [frozen]):
+            with pytest.raises(dlx.errors.ReadOnlyError):
+                function(b=passed)
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_names_of_options_decide_what_is_written(np, torch, target):
+    """In every order, though the types are the same: what is known of one call is not used for another."""
+    function = dlx.using(target, writes="b")(lambda a=None, b=None: None)
+    frozen = np.zeros(3, np.float32)
+    frozen.flags.writeable = False
+    for _ in range(3):
+        x, y = torch.ones(3), torch.ones(3)
+        function(a=x)
+        function(b=y)
+        assert (x._version, y._version) == (0, 1)
+        function(a=x, b=y)
+        function(b=x, a=y)
+        assert (x._version, y._version) == (1, 2)
+        function(a=frozen)
+        with pytest.raises(dlx.errors.ReadOnlyError):
+            function(b=frozen)
+
+
+def test_options_that_had_to_be_copied_are_written_back(np, torch):
+    """As parameters with names are, also where torch counts no write."""
+    a = np.zeros(3, np.float32)
+    dlx.using("torch", writes="options")(lambda **options: options["b"].numpy().fill(100) and None)(b=a[::-1])
+    assert a.tolist() == [100.0] * 3
+
+
+@pytest.mark.parametrize("writes", [1, -1, [0, 7], 0.5, b"a", [None], "b"], ids=repr)
+def test_what_is_no_parameter_is_refused(writes):
+    """Numbers of arguments that the function cannot have as well as names."""
+    with pytest.raises(TypeError, match=r"has no parameter .* \(writes=\)|not iterable"):
+        dlx.using("dlx", writes=writes)(lambda a: None)
+    if writes in (1, [0, 7]):
+        dlx.using("dlx", writes=writes)(lambda *a: None)
 
 
 def test_only_the_declared_argument_is_marked(np, torch):
