@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from dlx._core.foreign import message_of
 from dlx._core.text import amount, one_line
 from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
 from dlx._files.npy import opened_zip, start_of
@@ -24,8 +23,8 @@ TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals
 
 
 @contextlib.contextmanager
-def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, int, str]]:
-    """Open an Arrow IPC file, or a stream in a file: give its reader, how many record batches it has, and a remark.
+def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, str]]:
+    """Open an Arrow IPC file, or a stream in a file: give its reader, and a note of its record batches.
 
     With `private` its pages may be written to, and are copied then.
 
@@ -42,8 +41,7 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, in
         with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
-                batches = reader.num_record_batches
-                yield reader, batches, f"record batches: {batches:,}"
+                yield reader, f"record batches: {reader.num_record_batches:,}"
             else:
                 mapped.seek(0)
                 batches = sum(each.type == "record batch" for each in ipc.MessageReader.open_stream(mapped))
@@ -51,7 +49,7 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, in
                     fix = "Read each with pyarrow.ipc.open_stream from one open file."
                     raise FileError("it holds several Arrow streams, one after the other", fix=fix)
                 mapped.seek(0)
-                yield ipc.open_stream(mapped), batches, f"a stream, record batches: {batches:,}"
+                yield ipc.open_stream(mapped), f"a stream, record batches: {batches:,}"
     except FileError:
         raise
     except Exception as error:
@@ -64,7 +62,7 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, in
 
 def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
     """Return the columns of an Arrow IPC file, over its mapped memory where they are not compressed."""
-    with opened_arrow(file, private=private) as (reader, _, _):
+    with opened_arrow(file, private=private) as (reader, _):
         table = reader.read_all()
         table.validate()
         names = table.column_names
@@ -130,7 +128,7 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
                 named = one_line(", ".join(code), 120)
                 reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
                 return FileError(reason, fix=TRUST.format(f" ([{named}])"))
-        why = re.search(r"WeightsUnpickler error:\s*(.+)", message_of(error))
+        why = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
         if why:
             fix = TRUST.format("") if "allowlisted" in why[1] else AGAIN
             return FileError(f"torch's weights_only refuses it: {one_line(why[1], 200)}", fix=fix)

@@ -16,7 +16,7 @@ from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
 from dlx._files.mapping import mapped
-from dlx._files.objects import load_checkpoint
+from dlx._files.objects import load_checkpoint, opened_arrow
 from dlx._files.reading import OBJECTS, kind_of, opened, read
 from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.cli.render.screen import Screen
@@ -150,8 +150,9 @@ def _read_torch(file: File, readonly: Readonly) -> Source:
 
 def _read_arrow(file: File, readonly: Readonly) -> Source:
     """List the columns of an Arrow IPC file, or of a stream in a file."""
-    entries = tuple(replace(each, refused=_refusal(each.obj)) for each in _opened(file.path, readonly))
-    return Source(str(file.path), ".arrow", entries, file.size)
+    with opened_arrow(file) as (_, note):
+        entries = tuple(replace(each, refused=_refusal(each.obj)) for each in _opened(file.path, readonly))
+    return Source(str(file.path), ".arrow", entries, file.size, (note,))
 
 
 def _read_parquet(file: File, _: Readonly) -> Source:
