@@ -41,6 +41,7 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, st
         with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
+                _check_end(ipc, mapped, file.size)
                 yield reader, f"record batches: {reader.num_record_batches:,}"
             else:
                 mapped.seek(0)
@@ -58,6 +59,22 @@ def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, st
             reason = f"it claims a buffer of {amount(int(claimed[1]))}, more than {file.size:,} bytes can hold"
             raise FileError(reason, fix=AGAIN) from error
         raise unreadable("pyarrow", error) from error
+
+
+def _check_end(ipc: Any, mapped: Any, size: int) -> None:
+    """Raise `FileError` if another Arrow file follows the first; pyarrow would apply its list of batches to the first.
+
+    `mapped` is the file. Its stream of messages begins after 8 bytes, and ends before the footer.
+    """
+    mapped.seek(8)
+    for _ in ipc.MessageReader.open_stream(mapped):
+        pass
+    end = mapped.tell()
+    mapped.seek(size - 10)
+    rest = size - 10 - int.from_bytes(mapped.read(4), "little") - end  # 0 in a single file
+    mapped.seek(end)
+    if rest > 0 and b"ARROW1\0\0" in mapped.read_buffer(rest).to_pybytes():
+        raise FileError("it holds several Arrow files, one after the other", fix="Take the files apart.")
 
 
 def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
