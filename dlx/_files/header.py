@@ -196,9 +196,9 @@ def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
 
 
 def unreadable(package: str, error: Exception) -> Exception:
-    """Return the error for a file that a library refuses; a `MemoryError` if the library says that memory ran out."""
+    """Return the error for a file that a library refuses; a `MemoryError` if it lacked memory or threads."""
     said = exception_text(error, 200)
-    if isinstance(error, MemoryError) or re.search("(annot|an't) allocate", message_of(error)):
+    if isinstance(error, MemoryError) or re.search("(annot|an't) allocate|Failed to launch", message_of(error)):
         return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {one_line(said, 260)}")
     return FileError(f"{package} cannot read it: {one_line(said, 260)}", fix=AGAIN)
 

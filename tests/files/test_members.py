@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlx
+from dlx._files.header import unreadable
 from dlx.errors import DlxError, DTypeError, FileError
 from examples import examples
 
@@ -501,6 +502,20 @@ def test_several_arrow_streams_in_one_file(tmp_path, np):
     for call in (lambda: dlx.open(path), lambda: pytest.fail(refused("inspect", path))):
         with pytest.raises((FileError, pytest.fail.Exception), match="several Arrow streams"):
             call()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_the_best_that_compression_does(tmp_path, np, method):
+    """64 MiB of zeros are 181 bytes of bzip2: the bound on claims is above it."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", method) as out, out.open("a.npy", "w") as member:
+        np.lib.format.write_array(member, np.zeros(1 << 26, np.uint8))
+    assert dlx.describe(dlx.open(tmp_path / "x.npz", to="numpy")["a"]).shape == (1 << 26,)
+
+
+def test_a_library_that_lacks_threads():
+    """The file is not damaged; pyarrow says so in these words under a limit on memory."""
+    error = OSError("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
+    assert type(unreadable("pyarrow", error)) is MemoryError
 
 
 def test_several_arrow_files_in_one(tmp_path, np):
