@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 from typing import Any
 
@@ -120,6 +121,8 @@ def _read(file: File, reader: _Reader) -> Contents:
     end = check_order(entries, start, gaps=True)  # each begins at a multiple of the alignment
     if end > file.size:
         raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {file.size:,}", fix=AGAIN)
+    if any(os.pread(file.handle.fileno(), 4, at) == b"GGUF" for at in (end, -(-end // alignment) * alignment)):
+        raise FileError("it holds several models, one after the other", fix="Take the files apart.")
     return Contents(".gguf", entries, metadata)
 
 

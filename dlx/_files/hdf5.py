@@ -139,7 +139,7 @@ def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
         return entry
     plist, start, nbytes = item.id.get_create_plist(), item.id.get_offset(), item.id.get_storage_size()
     filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    for code, _, _, word in filters:
+    for code, _, _, word in filters if nbytes else ():  # without chunks there is nothing to decode
         if not h5py.h5z.filter_avail(code):
             reason = (
                 f"it needs the filter {code} ({one_line(word.decode('utf-8', 'replace'), 60)}), which is not loaded"

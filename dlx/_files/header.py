@@ -195,9 +195,9 @@ def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
 
 
 def unreadable(package: str, error: Exception) -> Exception:
-    """Return the error for a file that a library refuses; a `MemoryError` if the library says that memory ran out."""
+    """Return the error for a file that a library refuses; a `MemoryError` if it lacked memory or threads."""
     said = exception_text(error, 200)
-    if isinstance(error, MemoryError) or find_in(error, "(an(?:no|')t allocate)"):
+    if isinstance(error, MemoryError) or find_in(error, "(an(?:no|')t allocate|Failed to launch)"):
         return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {one_line(said, 260)}")
     return FileError(f"{package} cannot read it: {one_line(said, 260)}", fix=AGAIN)
 

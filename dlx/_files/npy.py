@@ -34,7 +34,7 @@ MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
 MAX_MEMBERS = 100_000  # files in a zip
 _METHODS = {
-    zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 18, zipfile.ZIP_LZMA: 1 << 14,
+    zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 21, zipfile.ZIP_LZMA: 1 << 14,
 }  # fmt: skip
 """How many bytes a compressed one holds at most, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files

@@ -40,6 +40,7 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
         with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
+                _check_end(ipc, mapped, file.size)
             else:
                 mapped.seek(0)
                 for _ in ipc.MessageReader.open_stream(mapped):
@@ -62,6 +63,22 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
     check_names(table.column_names)
     columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
     return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
+
+
+def _check_end(ipc: Any, mapped: Any, size: int) -> None:
+    """Raise `FileError` if another Arrow file follows the first; pyarrow would apply its list of batches to the first.
+
+    `mapped` is the file. Its stream of messages begins after 8 bytes, and ends before the footer.
+    """
+    mapped.seek(8)
+    for _ in ipc.MessageReader.open_stream(mapped):
+        pass
+    end = mapped.tell()
+    mapped.seek(size - 10)
+    rest = size - 10 - int.from_bytes(mapped.read(4), "little") - end  # 0 in a single file
+    mapped.seek(end)
+    if rest > 0 and b"ARROW1\0\0" in mapped.read_buffer(rest).to_pybytes():
+        raise FileError("it holds several Arrow files, one after the other", fix="Take the files apart.")
 
 
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlx
+from dlx._files.header import unreadable
 from dlx.errors import DlxError, DTypeError, FileError
 from examples import examples
 
@@ -354,6 +355,8 @@ def test_hdf5_with_odd_members(tmp_path, np):
         plist.set_chunk((2,))
         plist.set_filter(32123, h5py.h5z.FLAG_OPTIONAL)
         h5py.h5d.create(out.id, b"filtered", h5py.h5t.NATIVE_INT8, h5py.h5s.create_simple((2,)), plist)
+        out["filtered"].id.write_direct_chunk((0,), b"??")
+        h5py.h5d.create(out.id, b"unwritten", h5py.h5t.NATIVE_INT8, h5py.h5s.create_simple((2,)), plist)
         out.attrs["title"], out.attrs["n"], out.attrs["list"] = "abc", np.float32(2), np.arange(3)
         out.attrs["bytes"], out.attrs["texts"], out.attrs["ok"] = np.bytes_(b"x"), ["a", "b"], True
         out.attrs["ref"], out.attrs["null"], out.attrs["none"] = out["g"].ref, h5py.Empty("f4"), h5py.Empty("S1")
@@ -368,6 +371,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
     for name in ("g/a", "hard", "soft"):
         assert found[name].tolist() == [0, 1, 2]
     assert found["scale"].tolist() == [0, 1] and found["bits"].shape == (2,)
+    assert found["unwritten"].tolist() == [0, 0]  # no chunk, so its filter is not needed
     for name, words in {
         "second": "a second name of the group", "g/self": "a second name of the group '/",
         "a link": "a link to the group '/g'", "loop": "which the file does not hold",
@@ -496,6 +500,49 @@ def test_several_arrow_streams_in_one_file(tmp_path, np):
     for call in (lambda: dlx.open(path), lambda: pytest.fail(refused("inspect", path))):
         with pytest.raises((FileError, pytest.fail.Exception), match="several Arrow streams"):
             call()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_the_best_that_compression_does(tmp_path, np, method):
+    """64 MiB of zeros are 181 bytes of bzip2: the bound on claims is above it."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", method) as out, out.open("a.npy", "w") as member:
+        np.lib.format.write_array(member, np.zeros(1 << 26, np.uint8))
+    assert dlx.describe(dlx.open(tmp_path / "x.npz", to="numpy")["a"]).shape == (1 << 26,)
+
+
+def test_a_library_that_lacks_threads():
+    """The file is not damaged; pyarrow says so in these words under a limit on memory."""
+    error = OSError("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
+    assert type(unreadable("pyarrow", error)) is MemoryError
+
+
+def test_several_arrow_files_in_one(tmp_path, np):
+    """Pyarrow reads the first file's bytes by the last file's list; the words of a signature may be data."""
+    pa = pytest.importorskip("pyarrow")
+    wholes = []
+    for name, values in (("a", [1, 2]), ("b", [3, 4, 5])):
+        table, path = pa.table({name: values}, metadata={"note": "ARROW1\0\0" * 9}), tmp_path / f"{name}.arrow"
+        with pa.ipc.new_file(str(path), table.schema) as sink:
+            for _ in values:
+                sink.write_table(table)
+        assert dlx.convert(dlx.open(path)[name], to="numpy").tolist() == values * len(values)
+        wholes.append(path.read_bytes())
+    for parts in (wholes, wholes[::-1], [wholes[0]] * 3):
+        path.write_bytes(b"".join(parts))
+        with pytest.raises(FileError, match="several Arrow files"):
+            dlx.open(path)
+        assert "several Arrow files" in refused("plan", path, "--to", "numpy")
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_several_gguf_files_in_one(tmp_path, pad):
+    """The second would be lost."""
+    whole = gguf({"a": (24, (3,), b"abc")})
+    (tmp_path / "one.gguf").write_bytes(whole + bytes(29 * pad))
+    assert [*dlx.open(tmp_path / "one.gguf")] == ["a"]
+    (tmp_path / "two.gguf").write_bytes(whole + bytes(29 * pad) + whole)
+    with pytest.raises(FileError, match="several models"):
+        dlx.open(tmp_path / "two.gguf")
 
 
 def test_arrow_lengths_that_lie(tmp_path, np):
