@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Set
 from typing import Any, cast
 
@@ -374,7 +375,9 @@ class Invocation:
     def __enter__(self) -> Invocation:
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any, finalizing: Any = sys.is_finalizing) -> None:
+        if isinstance(error, GeneratorExit) and finalizing():
+            return  # a generator that outlived the program: what is needed to write back is gone
         try:
             with self.work.step():
                 self.write_back()

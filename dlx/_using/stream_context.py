@@ -66,6 +66,8 @@ class Work:
         Whether results stay arrays of the framework, on the stream that was current before.
     """
 
+    _nothing = contextlib.nullcontext()  # of the class, since a module is emptied before the last generator is closed
+
     def __init__(self, target: Target, stream: Any = None) -> None:
         self.target, self._asked = target, stream
         self.streams: dict[Device, Stream] = {}
@@ -124,7 +126,7 @@ class Work:
 
     def on_streams(self) -> AbstractContextManager[None]:
         """Set the framework's streams while arguments are converted; no stream is made to wait."""
-        return working(self.target.adapter, self.streams) if self.streams else _NOTHING
+        return working(self.target.adapter, self.streams) if self.streams else self._nothing
 
     def step(self) -> AbstractContextManager[None]:
         """Set and order the streams for a whole call, or for the code between two awaits or yields.
@@ -134,7 +136,7 @@ class Work:
         StreamError
             If a graph capture would be broken by ordering the streams.
         """
-        return _NOTHING if self._inside or not self._callers else self._step()
+        return self._nothing if self._inside or not self._callers else self._step()
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
@@ -171,9 +173,6 @@ class Work:
     def stepped(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
         """Return an awaitable that runs inside `step`, and leaves it while it waits."""
         return _Stepped(self, awaitable) if self._callers else awaitable
-
-
-_NOTHING = contextlib.nullcontext()
 
 
 class _Stepped:

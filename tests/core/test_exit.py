@@ -179,3 +179,23 @@ builtins.late = Late()
 dlx.convert(bytearray(3), to="numpy")
 """
     assert "not installed" not in (said := python(code)) and "while Python ends" in said
+
+
+@pytest.mark.parametrize("passed", ["np.ones(3)", "np.ones(3)[::-1]"], ids=["shared", "copied"])
+@pytest.mark.parametrize("keep", ["np", "__main__"])
+def test_generators_of_using_that_outlive_the_program(request, python, keep, passed):
+    """They are closed when dlx's modules are empty already."""
+    request.getfixturevalue("torch")
+    code = (
+        "import __main__, numpy as np, dlx\n"
+        "@dlx.using('torch', writes='x')\n"
+        "def filled(x):\n"
+        "    try:\n"
+        "        yield x\n"
+        "    finally:\n"
+        "        x.fill_(3)\n"
+        f"{keep}.kept = filled({passed})\n"
+        f"next({keep}.kept)\n"
+        "print('done')"
+    )
+    assert python(code) == "done\n"
