@@ -483,3 +483,14 @@ def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
     here("convert", "x.npz", "y.npz")
     sys.stderr.close()
     assert (b"writing y.npz" in shown_on(ours)) == slow
+
+
+def test_plain_values_of_a_library_are_left_out(tmp_path):
+    """A size, a dtype or a device beside tensors, at the top as inside: as `dlx inspect` counts them."""
+    torch = pytest.importorskip("torch")
+    plain = {"size": torch.Size([1]), "dtype": torch.float32, "device": torch.device("cpu"), "n": 1}
+    torch.save({"a": torch.ones(2), "in": {**plain}, **plain}, tmp_path / "x.pt")
+    (source,) = document("inspect", tmp_path / "x.pt")["sources"]
+    assert "8 values of other kinds" in source["notes"]
+    found = document("convert", tmp_path / "x.pt", tmp_path / "x.npz")
+    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other kinds" in found["notes"]
