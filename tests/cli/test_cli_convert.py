@@ -13,7 +13,7 @@ import textwrap
 import zipfile
 
 import pytest
-from command import dlx, document, here, shown_on
+from command import dlx, document, here, refused, shown_on
 from files import gguf, npy, safetensors
 
 import dlx as library
@@ -483,3 +483,26 @@ def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
     here("convert", "x.npz", "y.npz")
     sys.stderr.close()
     assert (b"writing y.npz" in shown_on(ours)) == slow
+
+
+def test_plain_values_of_a_library_are_left_out(tmp_path):
+    """A size, a dtype or a device beside tensors, at the top as inside: as `dlx inspect` counts them."""
+    torch = pytest.importorskip("torch")
+    plain = {"size": torch.Size([1]), "dtype": torch.float32, "device": torch.device("cpu"), "n": 1}
+    torch.save({"a": torch.ones(2), "in": {**plain}, **plain}, tmp_path / "x.pt")
+    (source,) = document("inspect", tmp_path / "x.pt")["sources"]
+    assert "8 values of other kinds" in source["notes"]
+    found = document("convert", tmp_path / "x.pt", tmp_path / "x.npz")
+    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other kinds" in found["notes"]
+
+
+def test_members_without_an_array_are_named(tmp_path, np):
+    """They are left out with a note; a link to a file that is gone is reported as a link."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as out:
+        out.writestr("readme.txt", b"x")
+        with out.open("a.npy", "w") as member:
+            np.lib.format.write_array(member, np.ones(2))
+    notes = document("convert", tmp_path / "x.npz", tmp_path / "y.npz")["notes"]
+    assert notes == ["left out: readme.txt, without an array"]
+    (tmp_path / "gone.npy").symlink_to(".git/annex/objects/x")
+    assert "git annex get FILE" in refused("inspect", tmp_path / "gone.npy")

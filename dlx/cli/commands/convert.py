@@ -26,8 +26,6 @@ from dlx.errors import DlxError, FileError, sentences
 
 __all__ = ["run"]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Read one file, as `dlx.open` does, and write the other."""
@@ -103,7 +101,7 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
         if isinstance(value, Deferred) and value.info.dtype_name in NO_ARRAYS:
             names.append(str(key))
             continue
-        if container_of(type(value)) is None and not isinstance(value, _PLAIN):
+        if container_of(type(value)) is None and entries_of(value, dotted)[0]:
             add(str(key) or stem, value, "", functools.partial(archive.__getitem__, key))
             continue
         entries, rest = entries_of({key: value}, dotted)  # a .pt file holds trees, and plain data
