@@ -426,8 +426,7 @@ RARE PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObj
  * with MemoryError, or with what `failed` gives. */
 static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_route* r,
                                                   DLManagedTensorVersioned* made, PyObject* obj,
-                                                  PyObject* to, PyObject* tree,
-                                                  unsigned options) {
+                                                  PyObject* to, PyObject* tree, unsigned options) {
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor == NULL) return NULL;
   ((TensorObject*)tensor)->is_ordered = 1; /* its streams, where it is in device memory */

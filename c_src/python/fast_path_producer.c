@@ -160,7 +160,8 @@ DLX_HOT PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj
   DLManagedTensorVersioned* made = py_producer_borrow(r, obj, options, &resolvable, &capsule);
   if (made && (resolvable || options & DLX_COPIES))
     made = py_fast_path_resolve(r, made, options, resolvable);
-  PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL, options) : NULL;
+  PyObject* result =
+      made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL, options) : NULL;
   PyObject* answers = py_producer_aside();
   if (result) {
     Py_DECREF(capsule);

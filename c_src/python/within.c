@@ -172,7 +172,8 @@ static PyObject* hand_over_all(PyObject* callable, py_route* route, PyObject* to
   PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
   i = 0;
   while (list && i < all->n)
-    list = with(list, py_fast_path_hand_over(callable, route, all->made[i++], Py_None, to, NULL, 0));
+    list =
+        with(list, py_fast_path_hand_over(callable, route, all->made[i++], Py_None, to, NULL, 0));
   drop_all(all, i);
   if (list == NULL && PyErr_Occurred()) py_error_forget();
   return list;
