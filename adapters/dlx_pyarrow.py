@@ -91,7 +91,9 @@ def _exchange() -> Any:
 
 
 def _device(native_device: Any) -> Device:
-    """Return the device of a `pyarrow.Device`, as buffers have it; the host's has the number -1."""
+    """Return the device of a `pyarrow.Device`, as buffers have it, whose host has the number -1; or of a name."""
+    if isinstance(native_device, str):
+        return Device(native_device)
     return Device(int(native_device.device_type), max(native_device.device_id, 0))
 
 
