@@ -156,6 +156,25 @@ def test_torch_and_jax(torch, jax):  # noqa: F811
     assert dlx.convert(array, to="dlx").data_ptr == array.unsafe_buffer_pointer()
 
 
+@pytest.mark.parametrize("start", [0, 4], ids=["aligned", "unaligned"])
+def test_host_memory_in_jax(np, jax, start):  # noqa: F811
+    """It goes where `jax.numpy.asarray` puts it, uncommitted; `device=` commits it, and ``copy=False`` leaves it."""
+    block = np.zeros(4096 + 64, "uint8")
+    source = block[-block.ctypes.data % 64 + start :][:4096].view("float32")
+    cuda, cpu = jax.local_devices(backend="cuda")[0], jax.local_devices(backend="cpu")[0]
+    for device in (cuda, cpu):
+        with jax.default_device(device):
+            by_hand, array = jax.numpy.asarray(source), dlx.convert(source, to="jax")
+            assert array.devices() == by_hand.devices() == {device}
+            assert not array.committed and not by_hand.committed
+            assert dlx.plan(source, "jax").device == (2 if device is cuda else 1, 0)
+        for name, wanted in (("cuda", cuda), ("cpu", cpu), (device, device)):
+            array = dlx.convert(source, to="jax", device=name)
+            assert array.devices() == {wanted} and array.committed
+    if not start:
+        assert dlx.convert(source, to="jax", copy=False).devices() == {cpu}
+
+
 def test_cupy_and_jax(cupy, jax):  # noqa: F811
     """Both ways, through dlx.Tensor too."""
     source = cupy.arange(64, dtype="float32").reshape(8, 8)
