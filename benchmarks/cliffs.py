@@ -191,6 +191,7 @@ def _type_rows(scene, np, torch):
         "big": np.ones(1000, ">f4"),
         "target": Text("torch"),
         "targets": targets,
+        "j": dlx.convert(np.ones(4, "f4"), to="jax") if "jax" in targets else None,
     }
     return [
         (
@@ -211,6 +212,7 @@ def _type_rows(scene, np, torch):
         ("the module as target", "convert(a, to=torch)", "convert(a, to='torch')", ALONE),
         ("the type as target", "convert(a, to=torch.Tensor)", "convert(a, to='torch')", ALONE),
         ("like=", "convert(a, like=t)", "convert(a, to='torch')", ALONE),
+        *([("like= a jax array", "convert(a, like=j)", "convert(a, to='jax')", ALONE)] if "jax" in targets else []),
         ("device='cpu'", "convert(a, to='torch', device='cpu')", "convert(a, to='torch')", ALONE),
         ("copy=False", "convert(a, to='torch', copy=False)", "convert(a, to='torch')", ALONE),
         (
