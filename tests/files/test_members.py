@@ -189,7 +189,7 @@ def test_npz_with_odd_members(tmp_path, np):
     for name, words in (
         ("readme.txt", "another file in the archive"),
         ("short", "another file in the archive"),
-        ("empty", "another file in the archive"),
+        ("empty", "it is empty, and an array has a header"),
         ("void", "another file in the archive"),
         ("table", "numpy.load(path)['table']['a']"),
         ("locked", "it is encrypted"),
@@ -544,6 +544,37 @@ def test_several_gguf_files_in_one(tmp_path, pad):
     (tmp_path / "two.gguf").write_bytes(whole + bytes(29 * pad) + whole)
     with pytest.raises(FileError, match="several models"):
         dlx.open(tmp_path / "two.gguf")
+
+
+@pytest.mark.parametrize("block", [0, 512, 2048])
+@pytest.mark.parametrize("version", ["earliest", "v108", "v110"])  # of the superblock: 0, 2, 3
+def test_several_hdf5_files_in_one(tmp_path, np, version, block):
+    """H5py reads the first one without a word; the signature among data, or after other bytes, is none."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver=(version, "latest"), userblock_size=block) as made:
+        made["a"] = np.frombuffer(b"\x89HDF\r\n\x1a\n" * 200, "u1")
+    whole = path.read_bytes()
+    for extra in (b"", b"\0", b"\0" + whole):
+        path.write_bytes(whole + extra)
+        assert dlx.convert(dlx.open(path)["a"], to="numpy").size == 1600
+    path.write_bytes(whole + whole[block:])
+    with pytest.raises(FileError, match="several HDF5 files"):
+        dlx.open(path)
+    assert "several HDF5 files" in refused("inspect", path)
+
+
+def test_an_empty_member_is_not_left_out(tmp_path):
+    """A .npy file without a byte is an array that is lost; an empty file of another name is none."""
+    for name in ("void", "a.npy"):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            archive.writestr("good.npy", npy("<f4", (2,), bytes(8)))
+            archive.writestr(name, b"")
+        command = ("convert", tmp_path / "x.npz", tmp_path / f"{name}.safetensors")
+        if name == "void":
+            assert document(*command)
+        else:
+            assert "'a': it is empty, and an array has a header" in refused(*command)
 
 
 def test_arrow_lengths_that_lie(tmp_path, np):
