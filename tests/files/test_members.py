@@ -577,6 +577,22 @@ def test_an_empty_member_is_not_left_out(tmp_path):
             assert "'a': it is empty, and an array has a header" in refused(*command)
 
 
+def test_arrow_buffers_that_end_too_early(tmp_path, np):
+    """Any bit of the list of buffers may be wrong: no column is opened that would be read beyond its buffer."""
+    pa = pytest.importorskip("pyarrow")
+    table, path, reasons = pa.table({"a": [1, 2, 3], "b": [4, 5, 6]}), tmp_path / "x.arrow", []
+    with pa.ipc.new_file(str(path), table.schema) as sink:
+        sink.write_table(table)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            dlx.open(path)
+        except FileError as error:
+            reasons.append(error.reason)
+    assert any("too small in array of type int64 and length 3" in each for each in reasons)
+
+
 def test_arrow_lengths_that_lie(tmp_path, np):
     """A length of a compressed buffer that no machine has is the file's fault, not a lack of memory."""
     pa = pytest.importorskip("pyarrow")
