@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlx
-from dlx._files.header import unreadable
+from dlx._files.hdf5 import read_hdf5
+from dlx._files.header import File, unreadable
 from dlx.errors import DlxError, DTypeError, FileError
 from examples import examples
 
@@ -218,6 +219,33 @@ def test_zips_that_hold_more_than_their_list(tmp_path, np):
             archive.writestr(name, npy("<f4", (2,), bytes(8)))
     with pytest.raises(FileError, match=r"it lists 'a' twice"):
         dlx.open(tmp_path / "z.npz")
+
+
+def test_zip_members_in_one_another(tmp_path):
+    """A list may find one member inside another, or beyond the file; Python's newer zipfile says it in its words."""
+
+    def parts(name, content):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            archive.writestr(name, content)
+        raw = out.getvalue()
+        listed, end = raw.rindex(b"PK\1\2"), raw.rindex(b"PK\5\6")
+        return raw[:listed], bytearray(raw[listed:end]), bytearray(raw[end:])
+
+    inner, listed, _ = parts("b.npy", npy("<f4", (2,), bytes(8)))
+    outer, first, end = parts("a.npy", npy("|u1", (len(inner),), inner))
+    (tmp_path / "x.npz").write_bytes(outer + first + end)
+    assert [*dlx.open(tmp_path / "x.npz")] == ["a"]
+    listed[42:46] = outer.index(inner).to_bytes(4, "little")
+    end[8:16] = struct.pack("<HHI", 2, 2, len(first + listed))
+    (tmp_path / "x.npz").write_bytes(outer + first + listed + end)
+    with pytest.raises(FileError, match="(?i)overlap"):
+        dlx.open(tmp_path / "x.npz")
+    outer, first, end = parts("a.npy", npy("<f4", (2,), bytes(8)))
+    first[20:28] = struct.pack("<II", 5000, 5000)
+    (tmp_path / "x.npz").write_bytes(outer + first + end)
+    with pytest.raises(FileError, match="leave the file"):
+        dlx.open(tmp_path / "x.npz")
 
 
 def test_two_checkpoints_in_one_file(tmp_path, torch):
@@ -562,6 +590,24 @@ def test_several_hdf5_files_in_one(tmp_path, np, version, block):
     with pytest.raises(FileError, match="several HDF5 files"):
         dlx.open(path)
     assert "several HDF5 files" in refused("inspect", path)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_hdf5_file_that_is_not_as_long_as_its_data(tmp_path, np, missing):
+    """Older HDF5 believes the address of a dataset, and a file may have grown since it was measured."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as made:
+        made["a"] = np.arange(1000)
+        end = made["a"].id.get_offset() + 8000
+    with File(tmp_path / "x.h5") as file:
+        file.size = end - missing
+        if missing:
+            with pytest.raises(FileError, match=r"it is cut off: 'a' ends after the file"):
+                read_hdf5(file)
+        else:
+            contents = read_hdf5(file)
+            assert contents.entries[0].offset == end - 8000
+            contents.close()
 
 
 def test_an_empty_member_is_not_left_out(tmp_path):
