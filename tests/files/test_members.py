@@ -539,10 +539,20 @@ def test_the_best_that_compression_does(tmp_path, np, method):
     assert dlx.describe(dlx.open(tmp_path / "x.npz", to="numpy")["a"]).shape == (1 << 26,)
 
 
-def test_a_library_that_lacks_threads():
-    """The file is not damaged; pyarrow says so in these words under a limit on memory."""
-    error = OSError("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
-    assert type(unreadable("pyarrow", error)) is MemoryError
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("pyarrow", "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+        ("torch", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12"),
+        ("torch", "[enforce fail at alloc_cpu.cpp:117]\nDefaultCPUAllocator: can't allocate memory"),
+        ("h5py", "Can't synchronously read data (can't allocate memory for the buffer)"),
+        ("pyarrow", "Memory mapping file failed: [errno 12] Cannot allocate memory"),
+    ],
+)
+def test_a_library_that_lacks_memory_or_threads(package, words):
+    """The file is not damaged, whatever class the error is of; the words are theirs under a limit on memory."""
+    assert type(unreadable(package, OSError(words))) is MemoryError
+    assert type(unreadable(package, OSError("Invalid: the file is cut off"))) is FileError
 
 
 def test_several_arrow_files_in_one(tmp_path, np):
