@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from dlx._core.native import Tensor
 from dlx._core.text import one_line
 from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, needed, unreadable
 from dlx._files.npy import of_descr
+from dlx._files.signatures import HDF5
 from dlx._protocols.memory import array_interface
 from dlx.errors import FileError
 
@@ -25,6 +27,7 @@ def read_hdf5(file: File) -> Contents:
         raise unreadable("h5py", error) from error
     metadata: dict[str, Any] = {}
     try:
+        _check_end(file, opened.userblock_size)
         _keep_attributes(metadata, "", opened)
         entries = [*_walk(h5py, file, opened, metadata)]
     except BaseException as error:
@@ -33,6 +36,15 @@ def read_hdf5(file: File) -> Contents:
             raise
         raise unreadable("h5py", error) from error
     return Contents("HDF5", entries, metadata, close=opened.close)
+
+
+def _check_end(file: File, start: int) -> None:
+    """Raise `FileError` if another HDF5 file begins where the first one ends; the superblock of that is at `start`."""
+    block = os.pread(file.handle.fileno(), 64, start)
+    width, at = (block[13], 28 if block[8] else 24) if block[8] < 2 else (block[9], 12)  # by the version
+    base, _, end = (int.from_bytes(block[at + i * width :][:width], "little") for i in range(3))
+    if os.pread(file.handle.fileno(), len(HDF5), start + end - base) == HDF5:
+        raise FileError("it holds several HDF5 files, one after the other", fix="Take the files apart.")
 
 
 def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterator[Stored]:

@@ -263,6 +263,8 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
             raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
         with archive.open(member) as content:
             begin = _start(content)
+            if begin is None and not size and name != member.filename:
+                return refuse(refused="it is empty, and an array has a header", fix=AGAIN)
             if begin is None:
                 return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
             entry = _npy(content, begin, size, name)

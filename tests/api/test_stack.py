@@ -244,3 +244,15 @@ def test_what_is_written_out_otherwise_is_refused_with_its_place(np, odd, words)
 def test_one_array_that_is_written_out(np):
     """It is stacked once."""
     assert dlx.stack([Written(np.ones((2, 3), "u2"))], to="numpy").shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", ["dict", "view", "pandas"])
+def test_errors_name_the_keys_of_a_mapping(np, kind):
+    """Columns are found by their names, not by numbers that are in no mapping."""
+    columns = {"x": np.ones(3, "f4"), "y": np.ones(3, "f8")}
+    if kind == "pandas":
+        columns = pytest.importorskip("pandas").DataFrame(columns)
+    with pytest.raises(errors.DTypeError) as caught:
+        dlx.stack(dlx.convert(columns, to="dlx", lazy=True) if kind == "view" else columns, to="numpy")
+    assert caught.value.path == ("y",)
+    assert "at arrays['y']: its dtype is float64, that of arrays['x'] is float32" in str(caught.value)

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlx
-from dlx._files.header import unreadable
+from dlx._files.hdf5 import read_hdf5
+from dlx._files.header import File, unreadable
 from dlx.errors import DlxError, DTypeError, FileError
 from examples import examples
 
@@ -189,7 +190,7 @@ def test_npz_with_odd_members(tmp_path, np):
     for name, words in (
         ("readme.txt", "another file in the archive"),
         ("short", "another file in the archive"),
-        ("empty", "another file in the archive"),
+        ("empty", "it is empty, and an array has a header"),
         ("void", "another file in the archive"),
         ("table", "numpy.load(path)['table']['a']"),
         ("locked", "it is encrypted"),
@@ -218,6 +219,33 @@ def test_zips_that_hold_more_than_their_list(tmp_path, np):
             archive.writestr(name, npy("<f4", (2,), bytes(8)))
     with pytest.raises(FileError, match=r"it lists 'a' twice"):
         dlx.open(tmp_path / "z.npz")
+
+
+def test_zip_members_in_one_another(tmp_path):
+    """A list may find one member inside another, or beyond the file; Python's newer zipfile says it in its words."""
+
+    def parts(name, content):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            archive.writestr(name, content)
+        raw = out.getvalue()
+        listed, end = raw.rindex(b"PK\1\2"), raw.rindex(b"PK\5\6")
+        return raw[:listed], bytearray(raw[listed:end]), bytearray(raw[end:])
+
+    inner, listed, _ = parts("b.npy", npy("<f4", (2,), bytes(8)))
+    outer, first, end = parts("a.npy", npy("|u1", (len(inner),), inner))
+    (tmp_path / "x.npz").write_bytes(outer + first + end)
+    assert [*dlx.open(tmp_path / "x.npz")] == ["a"]
+    listed[42:46] = outer.index(inner).to_bytes(4, "little")
+    end[8:16] = struct.pack("<HHI", 2, 2, len(first + listed))
+    (tmp_path / "x.npz").write_bytes(outer + first + listed + end)
+    with pytest.raises(FileError, match="(?i)overlap"):
+        dlx.open(tmp_path / "x.npz")
+    outer, first, end = parts("a.npy", npy("<f4", (2,), bytes(8)))
+    first[20:28] = struct.pack("<II", 5000, 5000)
+    (tmp_path / "x.npz").write_bytes(outer + first + end)
+    with pytest.raises(FileError, match="leave the file"):
+        dlx.open(tmp_path / "x.npz")
 
 
 def test_two_checkpoints_in_one_file(tmp_path, torch):
@@ -511,10 +539,20 @@ def test_the_best_that_compression_does(tmp_path, np, method):
     assert dlx.describe(dlx.open(tmp_path / "x.npz", to="numpy")["a"]).shape == (1 << 26,)
 
 
-def test_a_library_that_lacks_threads():
-    """The file is not damaged; pyarrow says so in these words under a limit on memory."""
-    error = OSError("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
-    assert type(unreadable("pyarrow", error)) is MemoryError
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("pyarrow", "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+        ("torch", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12"),
+        ("torch", "[enforce fail at alloc_cpu.cpp:117]\nDefaultCPUAllocator: can't allocate memory"),
+        ("h5py", "Can't synchronously read data (can't allocate memory for the buffer)"),
+        ("pyarrow", "Memory mapping file failed: [errno 12] Cannot allocate memory"),
+    ],
+)
+def test_a_library_that_lacks_memory_or_threads(package, words):
+    """The file is not damaged, whatever class the error is of; the words are theirs under a limit on memory."""
+    assert type(unreadable(package, OSError(words))) is MemoryError
+    assert type(unreadable(package, OSError("Invalid: the file is cut off"))) is FileError
 
 
 def test_several_arrow_files_in_one(tmp_path, np):
@@ -544,6 +582,71 @@ def test_several_gguf_files_in_one(tmp_path, pad):
     (tmp_path / "two.gguf").write_bytes(whole + bytes(29 * pad) + whole)
     with pytest.raises(FileError, match="several models"):
         dlx.open(tmp_path / "two.gguf")
+
+
+@pytest.mark.parametrize("block", [0, 512, 2048])
+@pytest.mark.parametrize("version", ["earliest", "v108", "v110"])  # of the superblock: 0, 2, 3
+def test_several_hdf5_files_in_one(tmp_path, np, version, block):
+    """H5py reads the first one without a word; the signature among data, or after other bytes, is none."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver=(version, "latest"), userblock_size=block) as made:
+        made["a"] = np.frombuffer(b"\x89HDF\r\n\x1a\n" * 200, "u1")
+    whole = path.read_bytes()
+    for extra in (b"", b"\0", b"\0" + whole):
+        path.write_bytes(whole + extra)
+        assert dlx.convert(dlx.open(path)["a"], to="numpy").size == 1600
+    path.write_bytes(whole + whole[block:])
+    with pytest.raises(FileError, match="several HDF5 files"):
+        dlx.open(path)
+    assert "several HDF5 files" in refused("inspect", path)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_hdf5_file_that_is_not_as_long_as_its_data(tmp_path, np, missing):
+    """Older HDF5 believes the address of a dataset, and a file may have grown since it was measured."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as made:
+        made["a"] = np.arange(1000)
+        end = made["a"].id.get_offset() + 8000
+    with File(tmp_path / "x.h5") as file:
+        file.size = end - missing
+        if missing:
+            with pytest.raises(FileError, match=r"it is cut off: 'a' ends after the file"):
+                read_hdf5(file)
+        else:
+            contents = read_hdf5(file)
+            assert contents.entries[0].offset == end - 8000
+            contents.close()
+
+
+def test_an_empty_member_is_not_left_out(tmp_path):
+    """A .npy file without a byte is an array that is lost; an empty file of another name is none."""
+    for name in ("void", "a.npy"):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            archive.writestr("good.npy", npy("<f4", (2,), bytes(8)))
+            archive.writestr(name, b"")
+        command = ("convert", tmp_path / "x.npz", tmp_path / f"{name}.safetensors")
+        if name == "void":
+            assert document(*command)
+        else:
+            assert "'a': it is empty, and an array has a header" in refused(*command)
+
+
+def test_arrow_buffers_that_end_too_early(tmp_path, np):
+    """Any bit of the list of buffers may be wrong: no column is opened that would be read beyond its buffer."""
+    pa = pytest.importorskip("pyarrow")
+    table, path, reasons = pa.table({"a": [1, 2, 3], "b": [4, 5, 6]}), tmp_path / "x.arrow", []
+    with pa.ipc.new_file(str(path), table.schema) as sink:
+        sink.write_table(table)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            dlx.open(path)
+        except FileError as error:
+            reasons.append(error.reason)
+    assert any("too small in array of type int64 and length 3" in each for each in reasons)
 
 
 def test_arrow_lengths_that_lie(tmp_path, np):

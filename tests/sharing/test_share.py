@@ -971,6 +971,22 @@ class TestLeaks:
         assert first == second and first.startswith("OSError 24 this process may open no more files, and each handle")
         assert "ulimit -n" in first
 
+    def test_no_descriptor_left_on_the_machine(self, monkeypatch):
+        """Its limit is named as such, when a segment is made and when it is attached."""
+
+        def fail(*_):
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+        with dlx.share(bytearray(b"abc")) as handle:
+            monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+            monkeypatch.setattr(os, "memfd_create", fail)
+            monkeypatch.setattr(os, "open", fail)
+            for call in (lambda: dlx.share(bytearray(b"abc")), lambda: dlx.attach(handle)):
+                with pytest.raises(OSError, match="this machine may open no more files, and each handle") as caught:
+                    call()
+                assert caught.value.errno == errno.ENFILE
+            monkeypatch.undo()
+
     def test_processes_end_with_results_in_globals(self, python):
         python("""
             import dlx, os, sys
