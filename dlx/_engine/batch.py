@@ -112,6 +112,8 @@ class Transfer:
         try:
             if before.steps:
                 obj = resolved(obj, before.steps, source)
+                if isinstance(obj, Tensor):  # made by the resolution
+                    return marked(obj, source) if source.immutable else obj
                 again = source.describe(obj)
                 said, needs_export, tensor = again.info, again.needs_export, again.tensor
             if tensor is None and not needs_export and said is not None:

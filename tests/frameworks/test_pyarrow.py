@@ -693,3 +693,12 @@ def test_an_extension_type_inside_of_lists_is_refused_everywhere(np):
                 for _ in range(2):  # learning a route, and by it
                     with pytest.raises(errors.DTypeError, match="marked"):
                         dlx.convert(obj, to="numpy")
+
+
+@pytest.mark.parametrize("options", [{}, {"copy": False}, {"copy": True}])
+@pytest.mark.parametrize("make", [lambda: pa.array([], pa.bool_()), lambda: pa.chunked_array([], pa.bool_())])
+def test_bools_without_elements_are_planned_as_they_are_converted(make, options):
+    """Nothing is copied, so that `copy=False` holds: in a plan, too."""
+    plan = dlx.plan([make()], "dlx", **options)
+    assert plan.error is None and plan.nbytes == 0
+    assert dlx.convert([make()], to="dlx", **options)[0].shape == (0,)
