@@ -239,7 +239,7 @@ def test_zip_members_in_one_another(tmp_path):
     listed[42:46] = outer.index(inner).to_bytes(4, "little")
     end[8:16] = struct.pack("<HHI", 2, 2, len(first + listed))
     (tmp_path / "x.npz").write_bytes(outer + first + listed + end)
-    with pytest.raises(FileError, match="(?i)overlap"):
+    with pytest.raises(FileError, match=r"(?i)overlap"):
         dlx.open(tmp_path / "x.npz")
     outer, first, end = parts("a.npy", npy("<f4", (2,), bytes(8)))
     first[20:28] = struct.pack("<II", 5000, 5000)
