@@ -10,7 +10,7 @@ from dlx._containers.lookup import container_of
 from dlx._core import native
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import public
+from dlx._core.tracebacks import name_action, public
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import consumer_failed, learn
@@ -192,11 +192,13 @@ def plan(
             made = _plan(request, obj, strict, errors, probe)
     except DlxError as error:
         forget_frames(error)
-        return Plan("", described(obj), error.target or str(to), None, "refused", error=error)
+        made = Plan("", described(obj), error.target or str(to), None, "refused", error=error)
     if made.error is None:
         given = (to, like if like is None else _weakly(like))
         options = (device, copy, readonly, detach, stream, lazy, strict, errors)
         made._again = (_run, _weakly(obj), given, options, probe)
+    for refusal in filter(None, (made.error, *(leaf.error for leaf in made.leaves))):
+        name_action(refusal, "convert")  # code of a container may have called another function
     return made
 
 

@@ -11,7 +11,7 @@ from dlx._core import native
 from dlx._core.keywords import check_names
 from dlx.errors import DlxError
 
-__all__ = ["REFUSALS", "public", "shorten"]
+__all__ = ["REFUSALS", "name_action", "public", "shorten"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,19 +81,19 @@ def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **op
 def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> None:
     """Name the function in a refusal and shorten its traceback; say of a wrong call which keyword was meant."""
     if isinstance(error, REFUSALS):
-        _name_action(error, function.__name__)
+        name_action(error, function.__name__)
         shorten(error)
     elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # the function did not begin
         check_names(function, names)
 
 
-def _name_action(error: BaseException, action: str) -> None:
+def name_action(error: BaseException, action: str) -> None:
     """Note which function was called; of nested calls the outermost one is noted last."""
     if isinstance(error, DlxError):
         error.action = action
     elif isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            _name_action(each, action)
+            name_action(each, action)
 
 
 native.set_refused(_complete)

@@ -12,6 +12,7 @@ from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, container_of
 from dlx._core.foreign import TypeCache, derives
 from dlx._core.native import FastPathFunction
+from dlx._core.tracebacks import REFUSALS, name_action
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.planner import Request
 from dlx._registry.registry import registry
@@ -123,18 +124,22 @@ def _class_of(kind: type, handler: Container) -> Any:
 def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) -> Any:
     """Convert an array, or a whole container, now: see `Options`."""
     request = options.request
-    if isinstance(what, Adapter):
-        return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
-    return convert_tree(
-        obj,
-        what,
-        request,
-        strict=options.strict,
-        collect=options.collect,
-        fast_path=options.fast_path,
-        to=options.to,
-        located=lambda inside: ("", keys_of(path) + inside),
-    )
+    try:
+        if isinstance(what, Adapter):
+            return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
+        return convert_tree(
+            obj,
+            what,
+            request,
+            strict=options.strict,
+            collect=options.collect,
+            fast_path=options.fast_path,
+            to=options.to,
+            located=lambda inside: ("", keys_of(path) + inside),
+        )
+    except REFUSALS as error:
+        name_action(error, "convert")  # code of a container may have called another function
+        raise
 
 
 # Target -> (both parts of the stamp, options of a call without any other option, {address of a type, Python's own or

@@ -105,6 +105,33 @@ def test_the_outermost_function_is_named():
     assert error.action == "share" and str(error).startswith("cannot share ")
 
 
+class Holder:
+    """A container whose code calls another function of dlx."""
+
+    def __dlx_tree__(self):
+        return dlx.share([Masked()]), dict
+
+
+@pytest.mark.parametrize("call", [dlx.convert, lambda obj, **options: dlx.plan(obj, **options).run()])
+def test_the_outermost_function_is_named_in_each_error_of_a_group(call):
+    """Whatever was called inside."""
+    with pytest.raises(ExceptionGroup) as caught:
+        call([Holder(), Masked(), Holder()], to="dlx", errors="collect")
+    assert [error.action for error in caught.value.exceptions] == ["convert"] * 3
+    assert all(str(error).startswith("cannot convert ") for error in caught.value.exceptions)
+
+
+@pytest.mark.parametrize("obj", [Holder(), [Holder()]], ids=["root", "inside"])
+def test_plans_and_views_name_convert(obj):
+    """Neither is raised by `convert` itself."""
+    plan = dlx.plan(obj, to="dlx")
+    found = [plan.error, *(leaf.error for leaf in plan.leaves), refusal(plan.run)]
+    found += [refusal(lambda: dlx.convert([obj], to="dlx", lazy=True).materialize())]
+    found += [refusal(lambda: dlx.convert([Holder()], to="dlx", lazy=True)[0])]
+    assert {error.action for error in found if error is not None} == {"convert"}
+    assert all(str(error).startswith("cannot convert ") for error in found if error is not None)
+
+
 @pytest.mark.parametrize("content", [b"", b"unknown", b"\x93NUMPY\x01\x00\x10\x00{'a"], ids=["empty", "unknown", "cut"])
 def test_a_file_that_is_refused_cannot_be_opened(tmp_path, content):
     """The path is the object."""
