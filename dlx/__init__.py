@@ -132,6 +132,9 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 _settle()
             return value
 
+        def __reduce__(self) -> Any:  # cloudpickle knows modules by their exact class
+            return importlib.import_module, (self.__name__,)
+
     sys.modules[__name__].__class__ = _Lazy
 
 

@@ -142,3 +142,19 @@ def test_a_call_that_interrupts_the_first_use_is_right_or_told_so(python):
     """As from a signal handler, at lines of the first use: later calls are right, and so is what was interrupted."""
     pytest.importorskip("numpy")
     python(INTERRUPTED.replace("PLACES", "60"))
+
+
+def test_the_module_can_be_pickled_before_its_first_use(python):
+    """As functions are that name it, which dask and ray send by cloudpickle; it knows modules by their exact class."""
+    python(
+        """
+        import importlib.util, pickle, types, dlx
+        assert type(dlx) is not types.ModuleType
+        assert pickle.loads(pickle.dumps(dlx)) is dlx
+        if importlib.util.find_spec("cloudpickle"):
+            import cloudpickle
+            assert pickle.loads(cloudpickle.dumps(lambda: dlx))() is dlx
+        dlx.convert
+        assert type(dlx) is types.ModuleType
+        """
+    )

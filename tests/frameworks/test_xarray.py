@@ -73,10 +73,11 @@ def test_dates_are_refused_by_name(array):
 
 
 @pytest.mark.parametrize("call", [dlx.describe, lambda x: dlx.shares_memory(x, b""), lambda x: dlx.stack([x], "dlx")])
-def test_where_one_array_is_asked_for_it_is_a_container(array, call):
-    """Though it gives Arrow data out as well."""
-    with pytest.raises(errors.AdapterNotFoundError) as caught:
-        call(array)
+def test_an_array_is_one_for_every_function_and_a_dataset_is_a_container(array, call):
+    """Though both give Arrow data out as well."""
+    call(array)
+    with pytest.raises(errors.AdapterNotFoundError, match="it is a container") as caught:
+        call(array.to_dataset(name="a"))
     assert caught.value.fix.startswith("Give one of the arrays in it")
 
 
