@@ -202,7 +202,7 @@ static int (*import_own)(DLManagedTensorVersioned*, void**); /* torch's slot */
 static DLPackExchangeAPI lifting[2]; /* torch's table, and `table`; each is made once */
 
 /* Whether torch traces, or transforms, what this thread makes. GIL: held; may run Python.
- * Errors: none, 1 where torch fails to say. */
+ * Errors: -1 with an exception. */
 static int traces(void) {
   if (any_modes_set && is_key_included) {
     static const uint64_t unknown = 1;
@@ -212,20 +212,20 @@ static int traces(void) {
     }
     return *included && (any_modes_set(0) || is_key_included(functorch));
   }
-  PyObject* answer = ask ? PyObject_CallNoArgs(ask) : NULL;
-  int is_true = answer ? PyObject_IsTrue(answer) : 1;
+  if (ask == NULL) return 1;
+  PyObject* answer = PyObject_CallNoArgs(ask);
+  int is_true = answer ? PyObject_IsTrue(answer) : -1;
   Py_XDECREF(answer);
-  PyErr_Clear();
   return is_true;
 }
 
 /* torch's slot, and what torch.from_numpy does afterwards: a graph gets a constant. Owns, GIL,
  * Errors: as torch's slot. */
 static int import(DLManagedTensorVersioned* made, void** out) {
-  int failed = import_own(made, out);
-  if (failed || *out == NULL || !traces()) return failed;
+  int failed = import_own(made, out), lifts;
+  if (failed || *out == NULL || (lifts = traces()) == 0) return failed;
   PyObject* tensor = *out;
-  *out = PyObject_CallOneArg(lift, tensor);
+  *out = lifts > 0 ? PyObject_CallOneArg(lift, tensor) : NULL;
   Py_DECREF(tensor);
   return *out ? 0 : -1;
 }
@@ -263,7 +263,8 @@ PyDoc_STRVAR(is_tracing_doc,
              "Return whether torch traces, or transforms, what this thread makes.");
 
 static PyObject* is_tracing(PyObject* module, PyObject* unused) {
-  return PyBool_FromLong(traces());
+  int is_true = traces();
+  return is_true < 0 ? NULL : PyBool_FromLong(is_true);
 }
 
 PyDoc_STRVAR(lifting_table_doc,

@@ -216,6 +216,8 @@ def _importer() -> Any:
         array = take(probe.__dlpack__(), device, None, None)
         same = isinstance(array, jax.Array) and array.devices() == {device} and array.dtype == "float32"
         return take if same and array.unsafe_buffer_pointer() == probe.data_ptr else None
+    except MemoryError:
+        raise
     except Exception:
         return None
 
@@ -234,6 +236,8 @@ def _handler() -> Any:
             same = made.unsafe_buffer_pointer() == probe.data_ptr and made.sharding == array.sharding
             if same and not made.committed and (made.dtype, made.shape) == ("float32", (16,)):
                 return lambda array: make(array.aval, array.sharding, False, *options)(array)
+        except MemoryError:
+            raise
         except Exception:
             continue
     return None

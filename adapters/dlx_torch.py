@@ -294,8 +294,11 @@ def _is_tracing() -> Any:
     inner = sys.modules["torch"]._C
 
     def ask() -> bool:
-        depth = inner._len_torch_dispatch_stack()
-        return (type(depth) is int and depth > 0) or inner._are_functorch_transforms_active() is True
+        try:
+            depth = inner._len_torch_dispatch_stack()
+            return (type(depth) is int and depth > 0) or inner._are_functorch_transforms_active() is True
+        except AttributeError:  # a torch that cannot say it: to lift is right for all
+            return True
 
     key = getattr(getattr(inner, "DispatchKey", None), "FuncTorchDynamicLayerFrontMode", 0)
     _dlx_torch.bind(_lift, ask, int(key))

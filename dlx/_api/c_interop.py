@@ -11,7 +11,7 @@ from dlx._api.convert import convert, in_c
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
 from dlx._api.traced import leave_out
-from dlx._containers.lookup import container_of, kind_of
+from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
@@ -262,7 +262,9 @@ class borrow:  # noqa: N801
         held, self._held = self._held, None
         if held is not None:
             held[1][0] = _EMPTY_STRUCT
-            mark_written(kind_of(held[3]), held[3])
+            if held[3] is not None:
+                array, source = array_of(held[3])
+                mark_written(source, array)
 
 
 for _method in (borrow.__init__, borrow.__enter__, borrow.__exit__):

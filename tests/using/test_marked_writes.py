@@ -201,3 +201,22 @@ def test_any_adapter_may_keep_account(np, torch, monkeypatch):
     monkeypatch.setattr(adapter, "writes", dataclasses.replace(tracking, mark_written=refuse))
     with pytest.raises(dlx.errors.DlxError, match=r"numpy failed.*no account"):
         borrowed(x)
+
+
+def test_borrow_marks_the_array_that_an_object_stands_for(torch, monkeypatch):
+    """As a DataArray of xarray stands for its data."""
+    from dlx._api import c_interop
+
+    class Holder:
+        pass
+
+    tensor = torch.ones(3)
+    found = c_interop.array_of
+    monkeypatch.setattr(
+        c_interop, "array_of", lambda obj, **parts: found(tensor if type(obj) is Holder else obj, **parts)
+    )
+    monkeypatch.setattr(c_interop, "container_of", lambda kind: kind if kind is Holder else None)
+    before = tensor._version
+    with dlx.borrow(Holder()):
+        pass
+    assert tensor._version == before + 1
