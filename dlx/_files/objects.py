@@ -132,7 +132,7 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
 def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
     failure = unreadable("torch", error)
     if isinstance(failure, FileError):
-        if package._C._len_torch_dispatch_stack():
+        if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 for a torch that cannot say it
             reason = "torch loads no checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
         with contextlib.suppress(Exception):  # of a damaged file, again
