@@ -5,7 +5,7 @@ pair on the host: the ratio to the best way by hand.
 """
 
 from benchmarks.pairs import rows, summary, targets
-from dlx.cli.render.svg import box, legend, page, text
+from dlx._support.svg import box, legend, page, text
 
 LEFT, WIDTH, RIGHT = 320, 400, 110  # of names, of the longest bar, of its figure
 BAR, ROW, HEAD, GAP, TOP = 16, 24, 30, 14, 70

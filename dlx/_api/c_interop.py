@@ -11,19 +11,20 @@ from dlx._api.convert import convert, in_c
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
 from dlx._api.traced import leave_out
-from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
-from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.public import public
 from dlx._core.stream import Stream
-from dlx._core.tracebacks import public, shorten
 from dlx._core.types import Device, DType
 from dlx._engine.batch import Batch
 from dlx._engine.executor import mark_written
 from dlx._engine.request import array_of, request_of
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
+from dlx._registry.lookup import container_of
+from dlx._support.module import set_module
+from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
 __all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]

@@ -6,11 +6,9 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api import traced as traced  # torch.compile finds it
-from dlx._containers.lookup import container_of
 from dlx._core import native
-from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import name_action, public
+from dlx._core.public import public
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import consumer_failed, learn
@@ -18,6 +16,9 @@ from dlx._engine.plan import Plan
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_known, plan_one, plan_tree
 from dlx._engine.request import array_of, described, request_of
+from dlx._registry.lookup import container_of
+from dlx._support.module import set_module
+from dlx._support.tracebacks import name_action
 from dlx._views.factory import lazy_view, plain_view
 from dlx.errors import ConversionError, DlxError
 

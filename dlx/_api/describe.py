@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.module import set_module
-from dlx._core.tracebacks import public
+from dlx._core.public import public
 from dlx._engine.fast_path import exported
 from dlx._engine.request import array_info
+from dlx._support.module import set_module
 
 __all__ = ["describe"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import public
+from dlx._core.public import public
 from dlx._engine.request import request_of
+from dlx._support.module import set_module
 from dlx._views.factory import lazy_view, plain_view
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from dlx._core.extension import lib
-from dlx._core.foreign import type_name
-from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import public
+from dlx._core.public import public
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import abstract, adapter_failed, info_of
@@ -18,6 +16,8 @@ from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.planner import Request
 from dlx._engine.request import array_of
 from dlx._registry.registry import registry
+from dlx._support.module import set_module
+from dlx._support.reflect import type_name
 from dlx.errors import DlxError
 
 __all__ = ["CONVERTED", "collision", "shares_memory"]

@@ -7,16 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
-from dlx._core.foreign import foreign_error, type_name
-from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.tracebacks import public
+from dlx._core.public import public
 from dlx._core.types import SUBBYTE_PADDED, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
+from dlx._engine.failures import Failures
 from dlx._engine.plan import HOST, Step
 from dlx._engine.planner import Request
 from dlx._engine.preview import plan_one
@@ -26,6 +24,8 @@ from dlx._protocols import memory
 from dlx._registry.array_like import not_readable
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
+from dlx._support.module import set_module
+from dlx._support.reflect import foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 

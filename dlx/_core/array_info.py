@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dlx._core.display import Shown, table
-from dlx._core.foreign import type_name
-from dlx._core.module import set_module
 from dlx._core.native import Tensor, lib
-from dlx._core.text import one_line
 from dlx._core.types import Device, DType, contiguous
+from dlx._support.display import Shown, table
+from dlx._support.module import set_module
+from dlx._support.reflect import type_name
+from dlx._support.text import one_line
 
 __all__ = ["ArrayInfo"]
 

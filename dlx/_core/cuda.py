@@ -12,10 +12,10 @@ from typing import Any
 from dlx._core import native
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi, lib
-from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device, contiguous
+from dlx._support.module import set_module
 from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
 
 __all__ = [

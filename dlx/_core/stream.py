@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.foreign import class_name, safe_repr, type_name
-from dlx._core.module import set_module
 from dlx._core.types import Device, host_readable
+from dlx._support.module import set_module
+from dlx._support.reflect import class_name, safe_repr, type_name
 from dlx.errors import StreamError
 
 __all__ = [

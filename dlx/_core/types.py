@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dlx._core.display import Shown
 from dlx._core.extension import lib
-from dlx._core.module import set_module
+from dlx._support.display import Shown
+from dlx._support.module import set_module
 from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
 
 __all__ = [

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlx._containers.failures import Failures, Located
-from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
-from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
@@ -28,6 +25,7 @@ from dlx._engine.executor import (
     marked,
     resolved,
 )
+from dlx._engine.failures import Failures, Located
 from dlx._engine.plan import HOST, Copy, Relabel, Resolve
 from dlx._engine.planner import (
     DEFERRED,
@@ -41,6 +39,8 @@ from dlx._engine.planner import (
     deferred,
 )
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
+from dlx._engine.tree import Tree
+from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError

@@ -7,11 +7,11 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization
+from dlx._support.reflect import foreign_error, type_name
 from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import DlxError
 

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from types import WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlx._containers import lookup
-from dlx._containers.lookup import container_of, is_plain
-from dlx._containers.tree import path_of
 from dlx._core import native
 from dlx._core.extension import ffi
-from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
 from dlx._engine import trace
 from dlx._engine.plan import HOST
 from dlx._engine.request import described
+from dlx._engine.tree import path_of
 from dlx._protocols import arrow, dlpack
+from dlx._registry import lookup
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
+from dlx._registry.lookup import container_of, is_plain
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
+from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
 from dlx.adapter.declarations import Container, FastPath, Layout, Placement
 from dlx.errors import DlxError

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.display import Shown, columns, table
-from dlx._core.module import set_module
-from dlx._core.text import SHOWN, amount, one_line
-from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device, DType
+from dlx._support.display import Shown, columns, table
+from dlx._support.module import set_module
+from dlx._support.text import SHOWN, amount, one_line
+from dlx._support.tracebacks import REFUSALS, shorten
 from dlx.errors import DlxError, written
 from dlx.typing import Outcome
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import check_gaps, is_cuda, require
 from dlx._core.extension import lib
-from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
@@ -23,6 +22,7 @@ from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target, is_committed
+from dlx._support.reflect import safe_repr
 from dlx.adapter.base import Adapter, Blocker
 from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._containers.failures import Failures, together
-from dlx._containers.tree import Tree
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import type_name
 from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
 from dlx._engine.executor import forget_frames
+from dlx._engine.failures import Failures, together
 from dlx._engine.fast_path import exported
 from dlx._engine.plan import Plan
 from dlx._engine.planner import UNDECIDED, Decision, Request, approach, as_it_is, decide
 from dlx._engine.streams import StreamSync
+from dlx._engine.tree import Tree
+from dlx._support.reflect import type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._containers.lookup import container_of
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.types import Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
 from dlx._protocols.dlpack import HOST
 from dlx._registry.array_like import not_readable, remedy
 from dlx._registry.generic import ARROW, is_proxy
+from dlx._registry.lookup import container_of
 from dlx._registry.registry import HELD, registry
 from dlx._registry.target import Target, is_committed
+from dlx._support.reflect import foreign_error, module_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError

@@ -12,12 +12,12 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import lib
-from dlx._core.foreign import foreign_error
 from dlx._core.native import Tensor
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
 from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
+from dlx._support.reflect import foreign_error
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError
 

@@ -13,11 +13,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._core import native
-from dlx._core.display import Shown, columns, table
-from dlx._core.locks import lock_of
-from dlx._core.module import set_module
-from dlx._core.text import amount
 from dlx._registry.plugin import BUILT_IN
+from dlx._support.display import Shown, columns, table
+from dlx._support.locks import lock_of
+from dlx._support.module import set_module
+from dlx._support.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,9 +12,9 @@ import os
 import struct
 from typing import Any
 
-from dlx._core.text import amount, one_line
 from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_names, check_order
+from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
 __all__ = ["read_gguf"]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
-from dlx._core.text import one_line
 from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, needed, unreadable
 from dlx._files.npy import of_descr
 from dlx._files.signatures import HDF5
 from dlx._protocols.memory import array_interface
+from dlx._support.text import one_line
 from dlx.errors import FileError
 
 __all__ = ["read_hdf5"]

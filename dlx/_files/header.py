@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dlx._core import native
-from dlx._core.foreign import exception_text, find_in
 from dlx._core.native import Tensor
-from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import empty
+from dlx._support.reflect import exception_text, find_in
+from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import FileError, FrameworkNotInstalledError
 

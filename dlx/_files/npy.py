@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-from dlx._core.text import amount, one_line
 from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, check_names, exactly, fresh
 from dlx._files.signatures import other_zip
+from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
 __all__ = ["of_descr", "opened_zip", "read_npy", "read_npz", "start_of"]

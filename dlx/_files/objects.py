@@ -9,10 +9,10 @@ import re
 import warnings
 from typing import Any
 
-from dlx._core.foreign import find_in
-from dlx._core.text import amount, one_line
 from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
 from dlx._files.npy import opened_zip, start_of
+from dlx._support.reflect import find_in
+from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
 __all__ = ["arrow_columns", "load_checkpoint"]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlx._core.text import one_line
 from dlx._files.header import SAFE, Contents, File
 from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
 from dlx._files.signatures import FIRST, HDF5, OWN, other_file, other_folder
+from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
 __all__ = ["ENDS", "OBJECTS", "kind_of", "opened", "read"]

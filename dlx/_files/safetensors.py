@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlx._core.text import amount, one_line
 from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_names, check_order, exactly
+from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
 __all__ = ["INDEX", "WORDS", "index_in", "read_index", "read_safetensors"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlx._core.text import one_line
+from dlx._support.text import one_line
 from dlx.errors import FileError
 
 __all__ = ["FIRST", "HDF5", "OWN", "other_file", "other_folder", "other_zip"]

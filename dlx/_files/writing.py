@@ -18,10 +18,10 @@ from typing import Any, BinaryIO, NamedTuple
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor, tensor_copy
-from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._files.header import needed
 from dlx._files.safetensors import WORDS
+from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
 __all__ = ["FORMATS", "Item", "write"]

@@ -10,10 +10,10 @@ import math
 from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
-from dlx._core.foreign import class_name, first_line, foreign_error, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx._protocols.dlpack import answered
+from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
 __all__ = ["MAX_LIST", "METHODS", "NUMBERS", "PACKED", "Column", "Table", "column", "method_of", "opened", "speaks"]

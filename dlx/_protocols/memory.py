@@ -9,11 +9,11 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import lib
-from dlx._core.foreign import foreign_error, safe_repr
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType
 from dlx._protocols.dlpack import HOST
+from dlx._support.reflect import foreign_error, safe_repr
 from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
 
 __all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]

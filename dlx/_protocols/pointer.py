@@ -14,11 +14,11 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
-from dlx._core.foreign import type_name
-from dlx._core.module import set_module
 from dlx._core.native import Tensor
-from dlx._core.tracebacks import public
+from dlx._core.public import public
 from dlx._core.types import READ_ONLY, Device, DType
+from dlx._support.module import set_module
+from dlx._support.reflect import type_name
 from dlx.errors import DeviceError, DlxError, LayoutError, ProtocolError
 
 __all__ = ["MANAGED", "Pointer", "dltensor", "empty", "extents_of", "from_managed", "from_pointer", "look_at"]

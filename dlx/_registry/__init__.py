@@ -1,4 +1,4 @@
-"""Which adapter knows a type, and which one a target names; how plugins are found and loaded.
+"""Which adapter or container handler knows a type, and which adapter a target names; how plugins are found and loaded.
 
-No array is exported or converted here; `generic` stands for all types without an adapter of their own.
+No array is exported or converted here; `generic` has the adapters of types that no plugin lists.
 """

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device, DType
+from dlx._support.reflect import safe_repr
 from dlx.adapter.base import Adapter, Description, Devices, DTypes
 from dlx.adapter.declarations import Blocker, Capabilities, Ownership, Placement, StreamSupport, WriteTracking
 from dlx.errors import PluginError

@@ -11,7 +11,7 @@ from collections.abc import ItemsView, Iterator, ValuesView
 from itertools import accumulate, count
 from typing import NamedTuple
 
-from dlx._core.foreign import TypeCache, class_name, derives, module_of, type_name
+from dlx._support.reflect import TypeCache, class_name, derives, module_of, type_name
 from dlx.errors import AdapterNotFoundError
 
 __all__ = ["Refusal", "not_readable", "refusal", "remedy"]

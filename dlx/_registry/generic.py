@@ -11,12 +11,12 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
-from dlx._core.foreign import is_key, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
 from dlx._registry.array_like import not_readable, refusal, remedy
+from dlx._support.reflect import is_key, module_of, type_name
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, Container, FastPath, Layout, Ownership, StreamSupport

@@ -12,11 +12,11 @@ from types import ModuleType
 
 import pluggy
 
-from dlx._core.locks import lock_of
-from dlx._core.module import restore_modules
 from dlx._registry import plugin as plugins
 from dlx._registry.answers import checked_adapter
 from dlx._registry.plugin import OURS, Plugin, error_of
+from dlx._support.locks import lock_of
+from dlx._support.module import restore_modules
 from dlx.adapter import hookspecs
 from dlx.adapter.base import Adapter
 from dlx.errors import PluginError

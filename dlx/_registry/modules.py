@@ -15,11 +15,11 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi
-from dlx._core.foreign import exception_text, foreign_error
 from dlx._core.native import Tensor
 from dlx._core.types import Device, DType
 from dlx._protocols import dlpack
 from dlx._protocols.pointer import empty
+from dlx._support.reflect import exception_text, foreign_error
 from dlx.adapter.base import Adapter, Description, DTypes, over_memory
 from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError

@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 from dlx._core import types
-from dlx._core.foreign import module_of
 from dlx._core.types import Device, DType
 from dlx._registry.registry import packages, registry
+from dlx._support.reflect import module_of
 from dlx.adapter.base import reads_natives
 from dlx.errors import DlxError
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from dlx._core.foreign import exception_text, message_of, safe_repr
 from dlx._core.types import DType
+from dlx._support.reflect import exception_text, message_of, safe_repr
 from dlx._version import __version__
 from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
 from dlx.adapter.declarations import (

@@ -17,18 +17,18 @@ from typing import Any, cast
 from weakref import ref
 
 from dlx._core import native
-from dlx._core.display import Shown, columns, table
-from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
-from dlx._core.keywords import UNCHANGED
-from dlx._core.locks import lock_of
-from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
-from dlx._core.text import one_line
 from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, normalized, strict
 from dlx._registry.target import Target, switches_of, target_of
+from dlx._support.display import Shown, columns, table
+from dlx._support.keywords import UNCHANGED
+from dlx._support.locks import lock_of
+from dlx._support.module import set_module
+from dlx._support.reflect import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
+from dlx._support.text import one_line
 from dlx.adapter.base import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi
-from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import DType
+from dlx._support.reflect import foreign_error, type_name
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import EXTENTS, Capabilities
 from dlx.errors import DlxError

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from dlx._containers.tree import Tree
 from dlx._core import native
-from dlx._core.foreign import type_name
+from dlx._engine.tree import Tree
+from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
 __all__ = ["decoded", "encoded", "has_sets", "parsed"]

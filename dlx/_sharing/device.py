@@ -21,9 +21,9 @@ from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.text import amount
 from dlx._core.types import Device
 from dlx._sharing.segment import Descriptor, Segment, advise
+from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
 __all__ = ["Attached", "Events", "Export", "Memory", "Part", "empty", "exports", "found", "opened", "placed", "waited"]

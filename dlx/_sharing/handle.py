@@ -6,8 +6,8 @@ import os
 from types import TracebackType
 from typing import Any
 
-from dlx._core.foreign import safe_repr
 from dlx._sharing.segment import Segment, opened
+from dlx._support.reflect import safe_repr
 from dlx.errors import HandleError
 
 __all__ = ["Handle", "handle_of", "segment_of"]

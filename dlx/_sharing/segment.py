@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from dlx._core.extension import ffi, lib
-from dlx._core.foreign import safe_repr
-from dlx._core.text import amount
+from dlx._support.reflect import safe_repr
+from dlx._support.text import amount
 from dlx.errors import HandleError
 
 __all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "advise", "new_segment", "opened", "placed"]

@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import container_of
-from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
 from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.text import amount
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
 from dlx._engine.batch import Batch
+from dlx._engine.failures import Failures
 from dlx._engine.planner import Request
 from dlx._engine.request import array_of
+from dlx._engine.tree import Tree
 from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
+from dlx._registry.lookup import container_of
 from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
@@ -37,6 +36,7 @@ from dlx._sharing.segment import (
     placed,
     read_description,
 )
+from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
 if TYPE_CHECKING:

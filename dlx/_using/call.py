@@ -8,20 +8,20 @@ from typing import Any, cast
 
 from dlx._api.convert import convert
 from dlx._api.describe import describe
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import TUPLE, is_plain, kind_of
-from dlx._containers.tree import Tree
-from dlx._core.foreign import derives, type_name
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device
 from dlx._engine.batch import Batch, not_writable
 from dlx._engine.executor import device_of
+from dlx._engine.failures import Failures
 from dlx._engine.planner import Request, is_inside
+from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
 from dlx._registry import generic
+from dlx._registry.lookup import TUPLE, is_plain, kind_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
+from dlx._support.reflect import derives, type_name
+from dlx._support.tracebacks import REFUSALS, shorten
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.stream_context import Work
 from dlx._using.write_back import Writes

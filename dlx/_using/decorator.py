@@ -9,14 +9,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx._api.traced import leave_out
-from dlx._core.foreign import safe_repr
-from dlx._core.module import set_module
-from dlx._core.tracebacks import public
+from dlx._core.public import public
 from dlx._engine.executor import mark_written
 from dlx._engine.planner import Request
 from dlx._engine.request import check_flags, request_of
 from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
+from dlx._support.module import set_module
+from dlx._support.reflect import safe_repr
 from dlx._using.call import Invocation
 from dlx._using.fast_path import Specialization, specialized
 from dlx._using.function_spec import FunctionSpec

@@ -11,8 +11,8 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._containers.lookup import kind_of, what_is
 from dlx._registry import generic
+from dlx._registry.lookup import kind_of, what_is
 from dlx._registry.registry import registry
 from dlx._registry.target import is_committed
 from dlx._using.function_spec import tracked

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import Any
 
-from dlx._containers.tree import Tree
+from dlx._engine.tree import Tree
 from dlx._registry.generic import BUFFER
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter

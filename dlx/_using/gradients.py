@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._api.shares_memory import collision, shares_memory
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import TUPLE, what_is
-from dlx._containers.tree import Tree
 from dlx._core import native
-from dlx._core.foreign import foreign_error, type_name
 from dlx._core.types import Device, DType
+from dlx._engine.failures import Failures
 from dlx._engine.planner import Request, is_inside
+from dlx._engine.tree import Tree
+from dlx._registry.lookup import TUPLE, what_is
 from dlx._registry.registry import registry
+from dlx._support.reflect import foreign_error, type_name
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import CompiledFunction, GradSupport, alone

@@ -22,17 +22,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
 
-from dlx._containers.lookup import VIEW, is_plain, kind_of, stamp, what_is
 from dlx._core import native
-from dlx._core.display import Shown
-from dlx._core.foreign import is_key, module_of, safe_repr, type_name
-from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction, Slots
-from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._engine.executor import device_of, is_tracing
 from dlx._engine.planner import Request
 from dlx._registry import generic
+from dlx._registry.lookup import VIEW, is_plain, kind_of, stamp, what_is
 from dlx._registry.registry import registry
+from dlx._support.display import Shown
+from dlx._support.locks import lock_of
+from dlx._support.reflect import is_key, module_of, safe_repr, type_name
+from dlx._support.tracebacks import REFUSALS, shorten
 from dlx._views import pytree
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container

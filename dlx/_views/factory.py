@@ -8,14 +8,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import VIEW, container_of
-from dlx._core.foreign import TypeCache, derives
 from dlx._core.native import FastPathFunction
-from dlx._core.tracebacks import REFUSALS, name_action
 from dlx._engine.batch import Batch, convert_tree
+from dlx._engine.failures import Failures
 from dlx._engine.planner import Request
+from dlx._registry.lookup import VIEW, container_of
 from dlx._registry.registry import registry
+from dlx._support.reflect import TypeCache, derives
+from dlx._support.tracebacks import REFUSALS, name_action
 from dlx._views.base import Options, Path, Scope, View, keys_of
 from dlx._views.mapping import MappingView, MutableMappingView
 from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, SliceView

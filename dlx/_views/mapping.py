@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dlx._core.foreign import derives
+from dlx._support.reflect import derives
 from dlx._views.base import MISSING, KeyedView, View, is_view
 
 __all__ = ["MappingView", "MutableMappingView"]

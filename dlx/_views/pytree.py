@@ -19,8 +19,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from dlx._containers.classes import attributes
-from dlx._core.foreign import exception_text
+from dlx._registry.handlers import attributes
+from dlx._support.reflect import exception_text
 
 __all__ = ["Structure", "register", "structure_of", "when_imported"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
-from dlx._containers.lookup import LIST, TUPLE, kind_of
-from dlx._core.foreign import derives
+from dlx._registry.lookup import LIST, TUPLE, kind_of
+from dlx._support.reflect import derives
 from dlx._views.base import MISSING, KeyedView, is_view
 from dlx.adapter.declarations import Container
 

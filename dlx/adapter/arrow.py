@@ -7,11 +7,11 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import TypeCache, type_name
-from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.types import host_readable
 from dlx._protocols import arrow
+from dlx._support.module import set_module
+from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.base import Adapter, Description
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DeviceError, DTypeError, LayoutError

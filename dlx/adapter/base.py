@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import type_name
-from dlx._core.locks import unlocked
-from dlx._core.module import set_module
 from dlx._core.stream import Stream
 from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
+from dlx._support.locks import unlocked
+from dlx._support.module import set_module
+from dlx._support.reflect import type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
     Blocker,

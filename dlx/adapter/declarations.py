@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlx._core.extension import lib
-from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
+from dlx._support.module import set_module
 from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
 
 __all__ = [

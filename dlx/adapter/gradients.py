@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dlx._core.locks import lock_of
-from dlx._core.module import set_module
 from dlx._core.types import DType
+from dlx._support.locks import lock_of
+from dlx._support.module import set_module
 from dlx.errors import ConversionError
 
 __all__ = ["CompiledFunction", "GradSupport", "Operation", "alone"]

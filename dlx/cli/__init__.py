@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Any) -> int:
     """Run one command; a failure is printed in one line, also where foreign code raised it."""
     try:
-        from dlx._core.foreign import class_name, exception_text, safe_repr
-        from dlx._core.text import one_line
+        from dlx._support.reflect import class_name, exception_text, safe_repr
+        from dlx._support.screen import Screen
+        from dlx._support.text import one_line
         from dlx.cli.model import BadInput
-        from dlx.cli.render.screen import Screen
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python
         return _ended(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
-    from dlx.cli.render.stdout import own_stdout
+    from dlx._support.stdout import own_stdout
 
     try:
         with own_stdout() as out:
@@ -95,13 +95,13 @@ def _unwritten(command: str, error: OSError) -> int:
 
 def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
     """Say in one line what is wrong, under --json as JSON on stdout, too, and return the exit status."""
-    from dlx.cli.render.stdout import complain, say
+    from dlx._support.stdout import complain, say
 
     complain(command, text)
     if as_json:
         import json
 
-        from dlx.cli.arguments import head
+        from dlx._support.stdout import head
 
         say(json.dumps({**head(command), "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
     return BAD

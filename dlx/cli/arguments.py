@@ -9,14 +9,12 @@ import sys
 import textwrap
 from typing import Any, NamedTuple, NoReturn
 
+from dlx._support.stdout import SCHEMA
 from dlx._version import __version__
 from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
-__all__ = ["COPY", "SCHEMA", "SHELLS", "WrongCall", "head", "parser"]
-
-SCHEMA = 1
-"""Version of what ``--json`` prints; it changes where a program that reads it would break."""
+__all__ = ["COPY", "SHELLS", "WrongCall", "parser"]
 
 COPY = {None: "auto", False: "never", True: "always"}
 """Values of ``copy`` as the option ``--copy`` has them."""
@@ -35,11 +33,6 @@ a source is
   -               a file on stdin
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
   'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
-
-
-def head(command: str) -> dict[str, Any]:
-    """Return what every JSON document of a command begins with."""
-    return {"schema": SCHEMA, "command": command or None, "dlx": __version__}
 
 
 def _status(strict: str = "") -> str:

@@ -46,8 +46,8 @@ def _framework(name: str) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     from dlx._api import convert as api
-    from dlx._core.foreign import type_name
     from dlx._registry.registry import registry
+    from dlx._support.reflect import type_name
     from dlx._version import __version__
     from dlx.cli.sources.objects import capsule_facts
     from dlx.cli.sources.samples import array_of

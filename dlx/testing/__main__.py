@@ -13,10 +13,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from dlx._core.foreign import exception_text
+from dlx._support.reflect import exception_text
+from dlx._support.screen import Screen
+from dlx._support.stdout import own_stdout, silence
 from dlx._version import __version__
-from dlx.cli.render.screen import Screen
-from dlx.cli.render.stdout import own_stdout, silence
 from dlx.testing.catalog import LIBRARIES, find
 from dlx.testing.check import CHECKS, KINDS, declared, excepting, of_kinds
 from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_picture, as_text, from_json, ordered

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dlx._core.module import set_module
 from dlx._registry.registry import adapters, registry
+from dlx._support.module import set_module
 from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError
 from dlx.testing.subject import Subject

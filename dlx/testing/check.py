@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dlx._core.module import set_module
+from dlx._support.module import set_module
 from dlx.errors import DlxError
 from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.subject import Subject

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlx._core.foreign import exception_text
-from dlx._core.module import set_module
+from dlx._support.module import set_module
+from dlx._support.reflect import exception_text
 
 __all__ = ["Broken", "NotApplicable", "attempt", "must", "error_line"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._core.module import set_module
+from dlx._support.module import set_module
 from dlx.testing.catalog import find
 from dlx.testing.check import CHECKS, KINDS, Verdict, declared, excepting, of_kinds
 from dlx.testing.runner import run

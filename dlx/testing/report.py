@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from dlx._support.screen import Cell, Screen
+from dlx._support.svg import box, legend, page, text
 from dlx._version import __version__
-from dlx.cli.render.screen import Cell, Screen
-from dlx.cli.render.svg import box, legend, page, text
 from dlx.testing.check import CHECKS, KINDS, Check, Verdict
 from dlx.testing.subject import Subject
 

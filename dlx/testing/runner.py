@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dlx._core.module import set_module
+from dlx._support.module import set_module
 from dlx.testing.check import CHECKS, Check, Verdict
 from dlx.testing.subject import Subject
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlx._core.module import set_module
 from dlx._protocols.dlpack import keywords_of
+from dlx._support.module import set_module
 from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line
 from dlx.testing.support.capsules import Taken
 from dlx.testing.support.producers import Source, pattern, spread

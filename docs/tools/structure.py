@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = [
     ("errors", "typing", "ctypes", "_version", "_ffi"),
+    ("_support",),
     ("_core",),
     ("_protocols",),
     ("adapter",),
     ("_registry",),
-    ("_containers",),
     ("_engine",),
     ("_views",),
     ("_files", "_sharing"),

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 import dlx
-from dlx._core.display import COLORS
+from dlx._support.display import COLORS
 from dlx.adapter import Adapter
 from dlx.errors import ConversionError, DlxError
 

@@ -13,8 +13,8 @@ from planted_adapter import Array
 
 import dlx
 from dlx import errors
-from dlx._core.foreign import MAX_MESSAGE, exception_text, first_line
 from dlx._registry.registry import Plugin, registry
+from dlx._support.reflect import MAX_MESSAGE, exception_text, first_line
 from dlx.adapter import (
     Adapter,
     ArrayInfo,

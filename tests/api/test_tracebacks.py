@@ -6,7 +6,7 @@ import traceback
 import pytest
 
 import dlx
-from dlx._core.tracebacks import REFUSALS
+from dlx._support.tracebacks import REFUSALS
 from dlx.errors import ConversionError
 
 MISSING = next((name for name in ("mlx", "cupy", "paddle") if importlib.util.find_spec(name) is None), None)

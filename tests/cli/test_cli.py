@@ -14,8 +14,8 @@ import pytest
 from command import COMMANDS, dlx, here, refused, shown_on
 from files import npy, safetensors
 
+from dlx._support.screen import Screen
 from dlx.cli.arguments import parser
-from dlx.cli.render.screen import Screen
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])

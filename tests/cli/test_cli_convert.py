@@ -474,7 +474,7 @@ def test_one_array_at_a_time(tmp_path):
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
     """On a terminal's stderr only, and not for what is done at once."""
-    from dlx.cli.render import screen
+    from dlx._support import screen
 
     monkeypatch.setattr(screen, "SLOW", 0.0 if slow else 1e9)
     ours, theirs = os.openpty()

@@ -11,7 +11,7 @@ from command import dlx, document, here, refused
 from files import npy, safetensors
 
 import dlx as package
-from dlx._core.text import amount, one_line
+from dlx._support.text import amount, one_line
 from dlx.cli.model import Entry, fold, totals
 
 

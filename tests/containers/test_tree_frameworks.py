@@ -158,7 +158,7 @@ def test_an_adapter_may_declare_a_container(np, monkeypatch):
 
 def test_an_answer_that_was_overtaken_is_not_kept(monkeypatch):
     """A look-up that runs while an adapter is loaded says nothing of what is known afterwards."""
-    from dlx._containers import lookup
+    from dlx._registry import lookup
     from dlx._registry.registry import registry
 
     class Thing:

@@ -804,7 +804,7 @@ def test_paths_in_plans_are_those_of_errors(levels):
 
 def test_what_never_ends_raises(monkeypatch):
     """A container that makes a new one inside itself for ever is refused at a depth that nobody needs."""
-    from dlx._containers import tree as trees
+    from dlx._engine import tree as trees
 
     class Endless(collections.abc.Sequence):
         def __getitem__(self, i):

@@ -20,13 +20,13 @@ import dlx.testing
 PUBLIC = {"__init__", "__main__", "_ffi", "_version", "adapter", "cli", "ctypes", "errors", "testing", "typing"}
 PACKAGES = {
     "_api",
-    "_containers",
     "_core",
     "_engine",
     "_files",
     "_protocols",
     "_registry",
     "_sharing",
+    "_support",
     "_using",
     "_views",
     "adapter",

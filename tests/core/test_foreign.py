@@ -13,7 +13,7 @@ import pytest
 from distributions import Site, adapter
 
 import dlx
-from dlx._core.foreign import MAX_MESSAGE, TypeCache, exception_text, is_key, safe_repr, type_name
+from dlx._support.reflect import MAX_MESSAGE, TypeCache, exception_text, is_key, safe_repr, type_name
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_locks_are_not_kept_alive(np):
     import weakref
 
     import dlx
-    from dlx._core import locks
+    from dlx._support import locks
 
     view = dlx.convert([(np.ones(1),)], to="dlx", lazy=True)
     view[0]

@@ -13,9 +13,9 @@ import pytest
 from hostile import Owner, hostile, library, mylib, tensor
 
 import dlx
-from dlx._containers import lookup as containers
 from dlx._core import native, stream
 from dlx._registry import generic as strangers
+from dlx._registry import lookup as containers
 from dlx._registry.registry import registry
 from dlx.adapter import Adapter, Guard, StreamSupport
 from dlx.errors import path_text

@@ -65,7 +65,7 @@ class World:
 
         import dlx
         from dlx._core import native
-        from dlx._core.foreign import module_of
+        from dlx._support.reflect import module_of
 
         self.module_of = module_of
         self.dlx, self.native, self.tensors, self.tree = dlx, native, producer_tensors, producer_objects.tree

@@ -14,7 +14,7 @@ from project import ROOT
 from rich.console import Console
 
 import dlx
-from dlx.cli.render.screen import Screen
+from dlx._support.screen import Screen
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.check import excepting
 from dlx.testing.report import ABOUT, Grades, as_page, as_picture, as_text

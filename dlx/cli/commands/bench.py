@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlx._api import convert as api
-from dlx._core.text import amount, one_line
 from dlx._registry.registry import registry
+from dlx._support.screen import OUTCOMES, Cell, Screen
+from dlx._support.text import amount, one_line
 from dlx.cli import targets
 from dlx.cli.model import BadInput
-from dlx.cli.render.screen import OUTCOMES, Cell, Screen
 from dlx.cli.sources.samples import array_of
 from dlx.errors import DlxError
 

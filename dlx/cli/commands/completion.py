@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from dlx._support.screen import Screen
 from dlx.cli.arguments import parser
-from dlx.cli.render.screen import Screen
 
 __all__ = ["run"]
 

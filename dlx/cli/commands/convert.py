@@ -11,15 +11,15 @@ from typing import Any
 
 from dlx._api.convert import convert, plan
 from dlx._api.describe import describe
-from dlx._containers.lookup import container_of
-from dlx._core.text import amount, one_line
 from dlx._files.atomic import replaced
 from dlx._files.header import NO_ARRAYS
 from dlx._files.mapping import Archive, mapped
 from dlx._files.writing import FORMATS, Item, write
 from dlx._registry.generic import Deferred
+from dlx._registry.lookup import container_of
+from dlx._support.screen import Screen
+from dlx._support.text import amount, one_line
 from dlx.cli.model import BadInput, counted
-from dlx.cli.render.screen import Screen
 from dlx.cli.sources.objects import dotted, entries_of
 from dlx.cli.sources.words import stdin_file
 from dlx.errors import DlxError, FileError, sentences

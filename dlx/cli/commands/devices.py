@@ -7,12 +7,12 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from dlx._core.text import amount, one_line
 from dlx._core.types import Device
+from dlx._support.screen import Cell, Screen
+from dlx._support.text import amount, one_line
 from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.cli.probe import ask
-from dlx.cli.render.screen import Cell, Screen
 
 __all__ = ["run"]
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from dlx._core.extension import ffi, lib
-from dlx._core.foreign import message_of
-from dlx._core.text import one_line
 from dlx._registry.modules import is_missing
 from dlx._registry.plugin import OURS, error_of
 from dlx._registry.registry import registry
+from dlx._support.reflect import message_of
+from dlx._support.screen import Cell, Screen
+from dlx._support.text import one_line
 from dlx._version import __version__
 from dlx.adapter.base import installed_version
 from dlx.cli.model import BadInput, counted
 from dlx.cli.probe import ask
-from dlx.cli.render.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 
 __all__ = ["run"]

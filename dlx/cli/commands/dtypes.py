@@ -11,10 +11,10 @@ from typing import Any
 from dlx._api import convert as api
 from dlx._core.types import DType
 from dlx._registry.registry import adapters
+from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
-from dlx.cli.render.screen import OUTCOMES, Cell, Screen
 from dlx.cli.sources.samples import array_of
 from dlx.errors import DlxError
 

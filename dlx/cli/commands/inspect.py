@@ -6,11 +6,11 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from dlx._core.text import amount
+from dlx._support.screen import OUTCOMES, Cell, Screen
+from dlx._support.text import amount
 from dlx.cli import targets
 from dlx.cli.model import Entry, Fold, Source, aligned_to, counted, extents, nbytes_of, totals
 from dlx.cli.render import tables
-from dlx.cli.render.screen import OUTCOMES, Cell, Screen
 from dlx.cli.sources.objects import capsule_facts, layout
 from dlx.cli.sources.words import open_sources
 from dlx.cli.targets import Outcome

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dlx._core.foreign import exception_text
 from dlx._core.types import DType
 from dlx._registry.registry import registry
+from dlx._support.reflect import exception_text
+from dlx._support.screen import Screen
 from dlx._version import __version__
 from dlx.adapter.base import API
 from dlx.cli.model import BadInput
-from dlx.cli.render.screen import Screen
 
 __all__ = ["run"]
 

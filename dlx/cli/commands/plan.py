@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from dlx._core.text import amount
 from dlx._core.types import Device
+from dlx._support.screen import OUTCOMES, Cell, Screen
+from dlx._support.text import amount
 from dlx.cli import targets
 from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
 from dlx.cli.render import tables
-from dlx.cli.render.screen import OUTCOMES, Cell, Screen
 from dlx.cli.sources.words import open_sources
 from dlx.cli.targets import Outcome
 

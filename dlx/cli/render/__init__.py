@@ -1,1 +1,1 @@
-"""What the command prints: tables, plain text and JSON on a screen, and pictures as SVG."""
+"""What the command prints: many arrays as one table, and the matrix of dtypes as a picture."""

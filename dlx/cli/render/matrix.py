@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlx._core.display import COLORS
-from dlx.cli.render.svg import box, legend, page, text
+from dlx._support.display import COLORS
+from dlx._support.svg import box, legend, page, text
 
 __all__ = ["picture"]
 

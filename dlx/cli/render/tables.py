@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dlx._core.text import amount
+from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
+from dlx._support.text import amount
 from dlx.cli.model import Entry, Fold, fold, totals
-from dlx.cli.render.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx.cli.targets import Outcome
 
 __all__ = ["MANY", "MAX_SHOWN", "arrays", "folds", "outcomes", "sums"]

@@ -12,14 +12,14 @@ from typing import Any
 
 from dlx._api.convert import plan
 from dlx._api.describe import describe
-from dlx._core.text import one_line
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
 from dlx._files.mapping import mapped
 from dlx._files.objects import load_checkpoint
 from dlx._files.reading import OBJECTS, kind_of, opened, read
+from dlx._support.screen import Screen
+from dlx._support.text import one_line
 from dlx.cli.model import BadInput, Entry, Source, counted
-from dlx.cli.render.screen import Screen
 from dlx.cli.sources.objects import dotted, entries_of, read_object
 from dlx.errors import DlxError, DTypeError, FileError, FrameworkNotInstalledError, sentences
 from dlx.typing import Readonly

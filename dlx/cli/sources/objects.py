@@ -16,15 +16,15 @@ from types import ModuleType
 from typing import Any
 
 from dlx._api.describe import describe
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import container_of
-from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text, type_name
-from dlx._core.text import one_line
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
+from dlx._engine.failures import Failures
+from dlx._engine.tree import Tree
 from dlx._protocols import dlpack
+from dlx._registry.lookup import container_of
+from dlx._support.reflect import exception_text, type_name
+from dlx._support.text import one_line
 from dlx._views.base import View
 from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.ctypes import DLManagedTensorVersioned

@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlx._core.text import one_line
 from dlx._files.reading import ENDS
 from dlx._files.safetensors import INDEX
 from dlx._files.signatures import other_folder
+from dlx._support.screen import Screen
+from dlx._support.text import one_line
 from dlx.cli.model import BadInput, Source
-from dlx.cli.render.screen import Screen
 from dlx.cli.sources.files import open_source
 from dlx.errors import DlxError
 from dlx.typing import Readonly

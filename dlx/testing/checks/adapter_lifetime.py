@@ -13,8 +13,8 @@ from typing import Any
 from dlx._api import convert as api
 from dlx._api.describe import describe
 from dlx._core import native
-from dlx._core.foreign import type_name
 from dlx._protocols.pointer import from_pointer
+from dlx._support.reflect import type_name
 from dlx.errors import DlxError
 from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from dlx._core.extension import ffi, lib
-from dlx._core.module import set_module
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType, contiguous
+from dlx._support.module import set_module
 
 __all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
 

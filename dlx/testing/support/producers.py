@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlx._core.extension import ffi
-from dlx._core.module import set_module
 from dlx._core.types import IS_COPIED, READ_ONLY, DType
+from dlx._support.module import set_module
 from dlx.testing.support.capsules import Export, Taken, elements
 
 __all__ = ["LAYOUTS", "OTHERS", "OldSource", "Source", "pattern", "spread"]

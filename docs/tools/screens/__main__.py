@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
+from dlx._support.screen import Screen
 from dlx.cli.arguments import parser
-from dlx.cli.render.screen import Screen
 
 SCREENS = {
     "inspect": "inspect model.safetensors --to torch,numpy",

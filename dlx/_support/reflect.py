@@ -11,7 +11,7 @@ import re
 import weakref
 from typing import Any, TypeVar
 
-from dlx._core.module import set_module
+from dlx._support.module import set_module
 from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
 
 __all__ = [

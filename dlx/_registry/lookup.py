@@ -9,8 +9,8 @@ A handler is a `dlx.adapter.Container`. The first of these that knows the type d
    (`dlx._registry.array_like`);
 5. subclasses of built-in containers, which keep their attributes;
 6. dataclasses, attrs classes, pydantic's models, msgspec's structures and namespaces: records
-   (`dlx._containers.classes`);
-7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._containers.classes`).
+   (`dlx._registry.handlers`);
+7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._registry.handlers`).
 
 Everything else is a leaf: an array, or an object that passes through.
 
@@ -30,14 +30,14 @@ from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any, NamedTuple
 from weakref import ref
 
-from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core import native
-from dlx._core.foreign import TypeCache, derives, is_key, module_of
 from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
 from dlx._registry.array_like import refusal
+from dlx._registry.handlers import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._registry.registry import registry
+from dlx._support.reflect import TypeCache, derives, is_key, module_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError

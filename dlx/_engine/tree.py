@@ -11,12 +11,12 @@ from itertools import islice
 from numbers import Number
 from typing import Any
 
-from dlx._containers.failures import Failures
-from dlx._containers.lookup import ARROW, container_of, is_built_in, what_is
-from dlx._core.foreign import foreign_error, is_key, type_name
-from dlx._core.text import SHOWN
+from dlx._engine.failures import Failures
 from dlx._registry import generic
 from dlx._registry.array_like import remedy
+from dlx._registry.lookup import ARROW, container_of, is_built_in, what_is
+from dlx._support.reflect import foreign_error, is_key, type_name
+from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 from unicodedata import combining, east_asian_width
 
-from dlx._core.foreign import message_of
-from dlx._core.text import one_line
-from dlx.cli.arguments import head
-from dlx.cli.render.stdout import complain
+from dlx._support.reflect import message_of
+from dlx._support.stdout import complain, head
+from dlx._support.text import one_line
 
 __all__ = ["OUTCOMES", "SHORT", "Cell", "Screen", "failure"]
 

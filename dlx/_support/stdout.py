@@ -7,9 +7,19 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["complain", "own_stdout", "say", "silence"]
+from dlx._version import __version__
+
+__all__ = ["SCHEMA", "complain", "head", "own_stdout", "say", "silence"]
+
+SCHEMA = 1
+"""Version of the documents that ``--json`` prints; it changes if a program that reads them would break."""
+
+
+def head(command: str) -> dict[str, Any]:
+    """Return the keys that every JSON document of a command begins with."""
+    return {"schema": SCHEMA, "command": command or None, "dlx": __version__}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, d
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
-from dlx._core.foreign import derives, type_name
+from dlx._support.reflect import derives, type_name
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError
 

@@ -1,0 +1,44 @@
+"""`public`: wrap a public function in C, so that its errors name it and hide dlx's internal frames."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from dlx._core import native
+from dlx._support.keywords import check_names
+from dlx._support.tracebacks import REFUSALS, name_action, shorten
+
+__all__ = ["public"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **options: Any) -> Callable[P, T]:
+    """Return a function in C around `function`: it says which keyword was meant, and refusals show few frames of dlx.
+
+    Parameters
+    ----------
+    function
+        The Python function.
+    learn, failed, **options
+        Of `FastPathFunction`, of one that answers in C what has a route.
+    """
+    # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
+    copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
+    fast = native.FastPathFunction(function, learn, failed, **options)
+    return functools.update_wrapper(fast, function, assigned=tuple(copied))
+
+
+def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> None:
+    """Name the function in a refusal and shorten its traceback; say of a wrong call which keyword was meant."""
+    if isinstance(error, REFUSALS):
+        name_action(error, function.__name__)
+        shorten(error)
+    elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # the function did not begin
+        check_names(function, names)
+
+
+native.set_refused(_complete)
