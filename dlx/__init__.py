@@ -9,11 +9,11 @@ Names are loaded when they are first used; importing dlx imports no framework an
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dlx._support.late import load_name
 from dlx._version import __version__
 
 if TYPE_CHECKING:
@@ -147,24 +147,13 @@ if not TYPE_CHECKING:  # a type checker would accept any name
 
 
 def _load(name: str) -> Any:
-    where, collects = _MODULES[name], gc.isenabled()
-    try:
-        gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
-        module = importlib.import_module(f"dlx.{where or name}")
-    finally:
-        if collects:
-            gc.enable()
+    where = _MODULES[name]
     if where is None:
-        return module
-    if hasattr(module, name):
-        found = getattr(module, name)
-        if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
-            importlib.import_module("dlx._engine.traced").skip_frames(found.__wrapped__)
-        return found
-    raise ImportError(
-        f"cannot load dlx.{name}: this call interrupts the import of {module.__name__}, as a signal handler may. "
-        f"Run 'from dlx import {name}' before."
-    )
+        return importlib.import_module(f"dlx.{name}")
+    found = load_name(f"dlx.{where}", name)
+    if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
+        load_name("dlx._engine.traced", "skip_frames")(found.__wrapped__)
+    return found
 
 
 def __dir__() -> list[str]:
