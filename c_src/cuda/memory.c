@@ -141,17 +141,12 @@ static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
-  int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
-  status = dlx_cuda_load();
+  DLTensor fresh;
+  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  if (status == DLX_OK) status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   dlx_cuda_release_pending(); /* what is done makes room */
-  DLTensor fresh = *like;
-  dlx_fresh_strides(like, keep_order, strides);
-  fresh.strides = strides;
   fresh.device = (DLDevice){kDLCUDA, device_id};
-  fresh.byte_offset = 0;
-  fresh.data = NULL;
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
   block* made;
   void* owner;
@@ -250,21 +245,11 @@ static int copy_axes(const ends* w, char* to, const char* from, const dlx_axis* 
   int status = divide(w, axes, n, item, &p);
   if (status != DLX_OK) return status;
   int64_t index[DLX_MAX_NDIM] = {0};
-  for (;;) {
+  do {
     status = p.rows ? copy_rows(w, to, from, p.rows, (size_t)p.width)
                     : copy_run(w, to, from, (size_t)p.width);
-    if (status != DLX_OK) return status;
-    int d = p.n - 1; /* odometer */
-    for (; d >= 0; d--) {
-      to += axes[d].to;
-      from += axes[d].from;
-      if (++index[d] < axes[d].extent) break;
-      to -= axes[d].to * axes[d].extent;
-      from -= axes[d].from * axes[d].extent;
-      index[d] = 0;
-    }
-    if (d < 0) return DLX_OK;
-  }
+  } while (status == DLX_OK && dlx_next(axes, p.n, index, &to, &from));
+  return status;
 }
 
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) {
