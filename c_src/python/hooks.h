@@ -7,18 +7,21 @@
 #include <Python.h>
 
 /* Each with the type that it must have; NULL = it is called. */
-#define PY_HOOKS(HOOK)                                                                    \
-  HOOK(errors, &PyDict_Type)  /* {status: exception class} */                             \
-  HOOK(device, &PyType_Type)  /* Device, a tuple (type, id) */                            \
-  HOOK(dtype, &PyType_Type)   /* DType, a tuple (code, bits, lanes) */                    \
-  HOOK(host, &PyTuple_Type)   /* Device("cpu") */                                         \
-  HOOK(dtypes, &PyDict_Type)  /* {code | bits << 8: DType}, of one lane; never changed */ \
-  HOOK(represent, NULL)       /* (tensor) -> str */                                       \
-  HOOK(reduce, NULL)          /* (tensor, protocol) -> tuple */                           \
-  HOOK(array, NULL)           /* (tensor, dtype, copy) -> array of numpy */               \
-  HOOK(array_interface, NULL) /* (tensor) -> dict */                                      \
-  HOOK(cuda_interface, NULL)  /* (tensor) -> dict */                                      \
-  HOOK(stream_keeper, NULL)   /* (device id, handle) -> what keeps the stream, or None */
+#define PY_HOOKS(HOOK)                                                                             \
+  HOOK(errors, &PyDict_Type)          /* {status: exception class} */                              \
+  HOOK(device, &PyType_Type)          /* Device, a tuple (type, id) */                             \
+  HOOK(dtype, &PyType_Type)           /* DType, a tuple (code, bits, lanes) */                     \
+  HOOK(host, &PyTuple_Type)           /* Device("cpu") */                                          \
+  HOOK(dtypes, &PyDict_Type)          /* {code | bits << 8: DType}, of one lane; never changed */  \
+  HOOK(represent, NULL)               /* (tensor) -> str */                                        \
+  HOOK(reduce, NULL)                  /* (tensor, protocol) -> tuple */                            \
+  HOOK(array, NULL)                   /* (tensor, dtype, copy) -> array of numpy */                \
+  HOOK(array_interface, NULL)         /* (tensor) -> dict */                                       \
+  HOOK(cuda_interface, NULL)          /* (tensor) -> dict */                                       \
+  HOOK(readonly_words, &PyTuple_Type) /* the values of `readonly`: copy, error, share; interned */ \
+  HOOK(refused, NULL)       /* (function, names of keywords or None, exception) -> None */         \
+  HOOK(tree_rule, NULL)     /* (type) -> (flatten, unflatten, mutable), or None */                 \
+  HOOK(stream_keeper, NULL) /* (device id, handle) -> what keeps the stream, or None */
 
 #define PY_HOOK_MEMBER(name, type) PyObject* name;
 typedef struct {

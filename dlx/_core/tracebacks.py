@@ -96,4 +96,4 @@ def name_action(error: BaseException, action: str) -> None:
             name_action(each, action)
 
 
-native.set_refused(_complete)
+native.register(refused=_complete)
