@@ -81,20 +81,8 @@ DLX_HOT static void drop_owner(void* made) {
   drop(made);
 }
 
-DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                            DLManagedTensorVersioned** out) {
-  int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
-  if (!dlx_has_odd_strides(like)) return dlx_managed_trust(like, flags, owner, release, out);
-  int64_t strides[DLX_MAX_NDIM];
-  DLTensor normal = *like;
-  normal.strides = strides;
-  dlx_normalize_strides(like, strides);
-  return dlx_managed_trust(&normal, flags, owner, release, out);
-}
-
 /* Of a tensor that is right, with room for `bytes` bytes of memory in the same allocation. Owns,
- * GIL, Errors: as dlx_managed_trust. */
+ * GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
 static inline __attribute__((always_inline)) int make(const DLTensor* like, uint64_t flags,
                                                       void* owner, dlx_release release,
                                                       size_t bytes,
@@ -140,9 +128,18 @@ static inline __attribute__((always_inline)) int make(const DLTensor* like, uint
   return DLX_OK;
 }
 
-DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
-                              dlx_release release, DLManagedTensorVersioned** out) {
-  return make(like, flags, owner, release, 0, out);
+DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                            DLManagedTensorVersioned** out) {
+  if (dlx_is_plain(like, 1)) return make(like, flags, owner, release, 0, out);
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
+  int64_t strides[DLX_MAX_NDIM];
+  DLTensor normal = *like;
+  if (dlx_has_odd_strides(like)) {
+    normal.strides = strides;
+    dlx_normalize_strides(like, strides);
+  }
+  return make(&normal, flags, owner, release, 0, out);
 }
 
 static void release_foreign(void* managed) {
@@ -155,25 +152,14 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
   /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-  const DLTensor* t = &foreign->dl_tensor;
-  return flags == 0 && dlx_is_plain(t, 1)
-             ? dlx_managed_trust(t, flags, foreign, release_foreign, out)
-             : dlx_managed_new(t, flags, foreign, release_foreign, out);
+  return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
 }
 
-int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
-                      DLManagedTensorVersioned** out) {
-  int status = dlx_managed_new(like, flags, made, drop_owner, out);
-  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
-  return status;
-}
-
-DLX_HOT int dlx_managed_export(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
-                               DLManagedTensorVersioned** out) {
-  DLTensor like = made->dl_tensor;
-  like.device = device;
-  int status = dlx_managed_trust(&like, flags, made, drop_owner, out);
-  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+DLX_HOT int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
+                              DLManagedTensorVersioned** out) {
+  int status = like ? dlx_managed_new(like, flags, made, drop_owner, out)
+                    : make(&made->dl_tensor, flags, made, drop_owner, 0, out);
+  if (status == DLX_OK) dlx_managed_hold(made);
   return status;
 }
 
@@ -210,8 +196,22 @@ static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
   fresh->data = dlx_allocate_aligned(whole);
   if (fresh->data == NULL) return DLX_E_MEMORY;
   dlx_use_huge_pages(fresh->data, whole);
-  int status = dlx_managed_trust(fresh, flags, fresh->data, free, out);
+  int status = make(fresh, flags, fresh->data, free, 0, out);
   if (status != DLX_OK) free(fresh->data);
+  return status;
+}
+
+int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
+              DLTensor* out) {
+  *out = (DLTensor){.data = (void*)(uintptr_t)DLX_ALIGNMENT, /* any address, for the check */
+                    .device = {kDLCPU, 0},
+                    .ndim = like->ndim,
+                    .dtype = like->dtype,
+                    .shape = like->shape};
+  int status = dlx_validate(out, flags);
+  if (status == DLX_OK) dlx_fresh_strides(like, keep_order, strides);
+  out->strides = strides;
+  out->data = NULL;
   return status;
 }
 
@@ -219,19 +219,10 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out) {
   enum { FEW = 1 << 12 /* bytes: an allocation would cost more than they do */ };
   int64_t strides[DLX_MAX_NDIM];
-  DLTensor fresh = *like;
-  fresh.strides = NULL;
-  if (!dlx_is_plain(like, 1)) {
-    int status = dlx_validate(like, flags);
-    if (status != DLX_OK) return status;
-    dlx_fresh_strides(like, keep_order, strides);
-    fresh.strides = strides;
-  }
-  size_t bytes = (size_t)dlx_nbytes(like, flags);
-  fresh.device = (DLDevice){kDLCPU, 0};
-  fresh.byte_offset = 0;
-  fresh.data = NULL;
-  if (bytes == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
+  DLTensor fresh;
+  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  if (status != DLX_OK) return status;
+  size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
   return bytes <= FEW ? make(&fresh, flags, NULL, NULL, bytes, out)
                       : make_large(&fresh, flags, bytes, out);
 }
@@ -241,35 +232,19 @@ DLX_HOT void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_re
   ((made_tensor*)made)->release = release;
 }
 
-int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
-  made_tensor* self = (made_tensor*)made;
-  if (self->owner != owner || atomic_load(&self->holders) != 1) return 0;
-  self->release = NULL;
-  return 1;
+void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release release) {
+  const made_tensor* self = (const made_tensor*)made;
+  return release == NULL || self->release == release ? self->owner : NULL;
 }
 
-int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner) {
-  made_tensor* self = (made_tensor*)made;
-  if (owner != made && self->owner != owner) return 0;
-  atomic_fetch_add(&self->holders, 1);
-  return 1;
+int dlx_managed_is_sole(const DLManagedTensorVersioned* managed) {
+  const made_tensor* self = (const made_tensor*)managed;
+  return managed->deleter == drop &&
+         atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
 }
 
-int dlx_managed_is_sole(const DLManagedTensorVersioned* made) {
-  return atomic_load_explicit(&((const made_tensor*)made)->holders, memory_order_acquire) == 1;
-}
-
-void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
-  made_tensor* self = (made_tensor*)made;
-  return dlx_managed_is_sole(made) && self->release == release ? self->owner : NULL;
-}
-
-DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {
-  atomic_int_least32_t* holders = &((made_tensor*)made)->holders;
-  /* As in drop: a single holder needs no locked operation. */
-  if (atomic_load_explicit(holders, memory_order_acquire) != 1) return 0;
-  atomic_store_explicit(holders, 2, memory_order_relaxed);
-  return 1;
+DLX_HOT void dlx_managed_hold(DLManagedTensorVersioned* made) {
+  atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
 }
 
 /* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */

@@ -187,7 +187,7 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   if (!(base->flags == 0 && is_plain(r, own)) &&
       !is_accepted(r, own, base->flags, options, resolvable))
     return NULL;
-  return dlx_managed_export(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
+  return dlx_managed_share(base, NULL, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
 /* What a function of an adapter exports: a dlx.Tensor, or None. Owns, GIL, Errors: as `exported`.
@@ -201,7 +201,7 @@ static DLManagedTensorVersioned* exported_by(PyObject* function, PyObject* obj) 
   }
   if (Py_IS_TYPE(tensor, &py_tensor_type)) {
     DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
-    if (m && dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
+    if (m && dlx_managed_share(m, NULL, m->flags, &made) != DLX_OK) made = NULL;
   }
   Py_DECREF(tensor);
   return made;
@@ -285,9 +285,7 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
   /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
    * next call. */
   int plain = is_plain(r, &t);
-  int status = plain ? dlx_managed_trust(&t, 0, NULL, NULL, &made)
-                     : dlx_managed_new(&t, 0, NULL, NULL, &made);
-  if (status != DLX_OK) return NULL;
+  if (dlx_managed_new(&t, 0, NULL, NULL, &made) != DLX_OK) return NULL;
   /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
    * path, unless a guard in C looks at it. */
   if (!plain && ((made->dl_tensor.data == NULL && r->n_guards && r->quick == NULL) ||
@@ -441,7 +439,7 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_r
  * Errors: NULL without memory, none set. */
 RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* alone = NULL;
-  dlx_managed_export(made, made->dl_tensor.device, made->flags, &alone);
+  dlx_managed_share(made, NULL, made->flags, &alone);
   dlx_managed_release(made);
   return alone;
 }
@@ -470,8 +468,8 @@ INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensor
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
-  if (!dlx_managed_hold(made) && ((made = single_holder(made)) == NULL || !dlx_managed_hold(made)))
-    return PyErr_NoMemory();
+  if (!dlx_managed_is_sole(made) && (made = single_holder(made)) == NULL) return PyErr_NoMemory();
+  dlx_managed_hold(made);
   if (r->imports->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(callable, made, obj, to, tree);
   dlx_managed_release(made);

@@ -12,7 +12,6 @@
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *lazy_name,
     *like_name, *cpu_name, *own_name, *qualname_name, *module_name; /* interned, as the words of a
                                                                        call are */
-static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registered */
 
 /* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
  * that threads read them without a lock. */
@@ -38,8 +37,9 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     return value == Py_True || value == Py_False || value == Py_None;
   }
   if (name == readonly_name) { /* the Python path checks the value where it matters */
-    for (Py_ssize_t i = 0; readonly_words && i < PyTuple_GET_SIZE(readonly_words); i++) {
-      if (value != PyTuple_GET_ITEM(readonly_words, i)) continue;
+    for (Py_ssize_t i = 0; py_hooks.readonly_words && i < PyTuple_GET_SIZE(py_hooks.readonly_words);
+         i++) {
+      if (value != PyTuple_GET_ITEM(py_hooks.readonly_words, i)) continue;
       *options |= i == 1 ? DLX_KEEPS_READONLY : i ? DLX_UNMARKS : 0;
       return 1;
     }
@@ -110,20 +110,18 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
   return result;
 }
 
-static PyObject* refused; /* (function, names, error) -> None, or raises; NULL until registered */
-
 /* The Python function, with the same arguments. What it raises is completed in Python, which may
  * raise another error in its place. */
 static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObject* const* args,
                                                        size_t nargsf, PyObject* names) {
   PyObject* wrapped = ((FastPathObject*)callable)->wrapped;
   PyObject* result = py_producer_python(wrapped, args, nargsf, names);
-  if (result || refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+  if (result || py_hooks.refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
   py_pending pending = py_pending_save();
   PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
   if (pending.traceback) PyException_SetTraceback(pending.value, pending.traceback);
-  PyObject* done =
-      PyObject_CallFunctionObjArgs(refused, wrapped, names ? names : Py_None, pending.value, NULL);
+  PyObject* done = PyObject_CallFunctionObjArgs(py_hooks.refused, wrapped, names ? names : Py_None,
+                                                pending.value, NULL);
   Py_XSETREF(pending.traceback, PyException_GetTraceback(pending.value));
   if (done) {
     Py_DECREF(done);
@@ -520,32 +518,6 @@ static PyType_Spec fast_path_spec = {
     .slots = fast_path_slots,
 };
 
-PyDoc_STRVAR(set_readonly_words_doc,
-             "set_readonly_words(words, /)\n--\n\n"
-             "Register the values of the option `readonly`: 'copy', 'error', 'share', interned.");
-
-/* Owns: keeps a reference to `words`. GIL: needed. Errors: NULL with TypeError. */
-static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
-  if (!PyTuple_CheckExact(words)) {
-    PyErr_SetString(PyExc_TypeError, "set_readonly_words takes a tuple");
-    return NULL;
-  }
-  Py_INCREF(words);
-  Py_XSETREF(readonly_words, words);
-  Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(set_refused_doc,
-             "set_refused(function, /)\n--\n\n"
-             "Register what is called with a function, the names of keywords or None, and the "
-             "exception that it raised.");
-
-static PyObject* set_refused(PyObject* module, PyObject* function) {
-  Py_INCREF(function);
-  Py_XSETREF(refused, function);
-  Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(
     set_traced_doc,
     "set_traced(function, /)\n--\n\n"
@@ -586,11 +558,9 @@ static PyObject* add_host(PyObject* module, PyObject* device) {
 }
 
 static PyMethodDef fast_path_functions[] = {
-    {"add_host", add_host, METH_O, add_host_doc},
-    {"set_traced", set_traced, METH_O, set_traced_doc},
-    {"set_refused", set_refused, METH_O, set_refused_doc},
-    {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},
-    {NULL, NULL, 0, NULL},
+    PY_ONE(add_host),
+    PY_ONE(set_traced),
+    PY_END,
 };
 
 int py_fast_path_init(PyObject* module) {

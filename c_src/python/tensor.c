@@ -29,13 +29,10 @@ DLX_HOT void py_release_object(void* object) {
   PyGILState_STATE state = PyGILState_LOCKED;
   /* The object's memory is gone or going: leaking is the only safe answer. */
   if (held ? !Py_IsInitialized() : !py_gil_take(&state)) return;
-  if (py_is_held(object)) { /* nothing is freed, so nothing runs */
+  if (py_is_held(object)) /* nothing is freed, so nothing runs */
     Py_DECREF((PyObject*)object);
-  } else {
-    py_pending pending = py_pending_save();
-    Py_DECREF((PyObject*)object);
-    py_pending_restore(pending);
-  }
+  else
+    py_drop(object);
   if (!held) PyGILState_Release(state);
 }
 
@@ -82,7 +79,8 @@ TensorObject* py_tensor_alloc(void) {
 /* The Python object that this tensor alone keeps alive, or NULL: where others share the memory, the
  * collector cannot see who they are. Owns: borrowed. */
 static inline PyObject* sole_owner(const TensorObject* tensor) {
-  return tensor->managed ? dlx_managed_owner(tensor->managed, py_release_object) : NULL;
+  const DLManagedTensorVersioned* made = tensor->managed;
+  return made && dlx_managed_is_sole(made) ? dlx_managed_owner(made, py_release_object) : NULL;
 }
 
 /* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
@@ -118,13 +116,11 @@ DLX_HOT void py_tensor_dealloc(PyObject* self) {
   if (tensor->managed) {
     PyObject* owner = sole_owner(tensor);
     if (owner && py_is_held(owner)) { /* the usual case: nothing of it is freed, so nothing runs */
-      dlx_managed_disown(tensor->managed, owner);
+      dlx_managed_own(tensor->managed, NULL, NULL);
       dlx_managed_release(tensor->managed);
       Py_DECREF(owner);
     } else {
-      py_pending pending = py_pending_save(); /* a foreign deleter may run */
-      dlx_managed_release(tensor->managed);
-      py_pending_restore(pending);
+      py_managed_release(tensor->managed);
     }
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
@@ -142,6 +138,16 @@ DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   PyObject* owner = sole_owner(tensor);
   if (owner && PyObject_IS_GC(owner)) PyObject_GC_Track(tensor);
   return (PyObject*)tensor;
+}
+
+PyObject* py_tensor_result(int status, DLManagedTensorVersioned* made) {
+  return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+}
+
+void py_managed_release(DLManagedTensorVersioned* made) {
+  py_pending pending = py_pending_save();
+  dlx_managed_release(made);
+  py_pending_restore(pending);
 }
 
 dlx_ready* py_tensor_ready(TensorObject* tensor) {

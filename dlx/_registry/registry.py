@@ -430,7 +430,7 @@ def _import(adapter: Adapter) -> None:
 registry = Registry()
 """The registry of this process."""
 
-native.set_stream_keeper(registry.stream_keeper)
+native.register(stream_keeper=registry.stream_keeper)
 
 
 @set_module("dlx")

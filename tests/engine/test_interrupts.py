@@ -179,13 +179,13 @@ def test_while_a_stream_is_looked_for(cuda, error):
     """Who keeps a consumer's stream alive is asked in Python, when device memory is given out."""
     source, own = dlx.empty((4,), "float32", "cuda:0"), cuda.stream()
     live = native.live()
-    native.set_stream_keeper(Once(error, registry.stream_keeper))
+    native.register(stream_keeper=Once(error, registry.stream_keeper))
     try:
         with pytest.raises(error, match="now"):
             source.__dlpack__(stream=own, max_version=(1, 0))
         assert native.live() == live
     finally:
-        native.set_stream_keeper(registry.stream_keeper)
+        native.register(stream_keeper=registry.stream_keeper)
 
 
 # ---- capsules --------------------------------------------------------------------------------------------------------
