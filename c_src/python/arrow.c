@@ -6,7 +6,6 @@
 #include "threads.h"
 
 #include "core/arrow.h"
-#include "core/hot.h"
 
 #include <string.h>
 
@@ -440,7 +439,7 @@ static int is_in_one(const dlx_arrow_column* column) {
 
 /* Export what take_host takes, where that is plain numbers that can be shared as they are. Owns:
  * the caller owns *out. GIL: needed; runs Python. Errors: -1 with an exception. */
-DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
+static int export(void* obj, DLManagedTensorVersioned** out) {
   dlx_arrow* data = take_host(obj);
   if (data == NULL) return -1;
   dlx_arrow_column column;
@@ -458,7 +457,7 @@ DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
 
 /* The same, by __dlpack__ where the type has that: a third of the work of two Arrow capsules. Owns,
  * GIL, Errors: as `export`. */
-DLX_HOT static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
+static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
   if (_PyType_Lookup(Py_TYPE((PyObject*)obj), dlpack_method) == NULL) return export(obj, out);
   if (py_capsule_export(obj, out) < 0) return -1;
   (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* as all memory of Arrow is */

@@ -1,7 +1,6 @@
 /* The type dlx.Tensor, and its half of the DLPack protocol: capsules for any consumer. */
 
 #include "dlx_python.h"
-#include "core/hot.h"
 
 /* ---- the DLPack protocol --------------------------------------------------------------------- */
 
@@ -19,7 +18,7 @@ static int wants_versioned(PyObject* max_version) {
 
 /* Where the capsule will say the memory is: host memory of any kind may be asked for as plain CPU.
  * GIL: needed. Errors: -1 with an exception. */
-DLX_HOT static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
+static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
   if (stream != Py_None && dlx_host_readable(device->device_type)) {
     int is_too_big = 0;
     long value = PyLong_Check(stream) ? PyLong_AsLongAndOverflow(stream, &is_too_big) : 0;
@@ -63,8 +62,8 @@ PyDoc_STRVAR(
     "max_version\n"
     "is (1, 0) or more. A read-only tensor is not exported in a legacy capsule.");
 
-DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                                       PyObject* names) {
+static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                               PyObject* names) {
   PyObject* value[KEYWORDS] = {Py_None, Py_None, Py_None, Py_None};
   if (nargs != 0) {
     PyErr_SetString(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
