@@ -172,9 +172,9 @@ def _commands() -> dict[str, _Command]:
                 _option("target", metavar="OUT", help="its name's end says the format"),
                 _flag("--force", "replace OUT if it is there"),
             ],
-            "OUT appears once it is complete and on the disk: a run that is killed leaves\n"
-            "nothing, or .OUT.dlx-partial, which the next run takes over. Arrays are written\n"
-            "one at a time; nothing in IN is run.",
+            "OUT appears once it is complete and on the disk: a run that is killed may leave\n"
+            ".OUT.dlx-partial, which the next run takes over. Arrays are written one at a\n"
+            "time; nothing in IN is run.",
         ),
         "dtypes": _Command(
             "show every dtype: DLPack's numbers, and what each framework calls it",
