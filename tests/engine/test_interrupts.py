@@ -372,7 +372,7 @@ def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
         with pytest.raises(MemoryError, match="now"):
             dlx.convert(tensor(Owner(64)), to="mylib")
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "classes", fail)
+        patch.setattr("dlx._registry.registry.classes_of", fail)
         with pytest.raises(MemoryError, match="now"):
             registry._classes(mylib.adapter)
     with monkeypatch.context() as patch:
