@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlx._api import convert as convert  # the Python function of FAST_PATH, which views call
 from dlx._core.public import public
 from dlx._engine.request import request_of
 from dlx._support.module import set_module
