@@ -261,6 +261,26 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
   return (PyObject*)self;
 }
 
+PyDoc_STRVAR(fast_path_bind_doc,
+             "_bind(*, wrapped, learn, failed, view)\n--\n\n"
+             "Set parts that are made after the function itself.");
+
+/* Owns: keeps a reference to each part. GIL: needed. Errors: NULL with TypeError. */
+static PyObject* fast_path_bind(PyObject* callable, PyObject* args, PyObject* keywords) {
+  static char* names[] = {"wrapped", "learn", "failed", "view", NULL};
+  FastPathObject* self = (FastPathObject*)callable;
+  PyObject** fields[] = {&self->wrapped, &self->learn, &self->failed, &self->view};
+  PyObject* parts[] = {NULL, NULL, NULL, NULL};
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO:_bind", names, &parts[0], &parts[1],
+                                   &parts[2], &parts[3]))
+    return NULL;
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    if (parts[i]) Py_XSETREF(*fields[i], Py_NewRef(parts[i]));
+  }
+  if (parts[1]) self->vectorcall = fast_path_call;
+  Py_RETURN_NONE;
+}
+
 static int fast_path_traverse(PyObject* object, visitproc visit, void* arg) {
   FastPathObject* self = (FastPathObject*)object;
   Py_VISIT(Py_TYPE(object));
@@ -466,6 +486,8 @@ static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* arg
 }
 
 static PyMethodDef fast_path_methods[] = {
+    {"_bind", (PyCFunction)(void (*)(void))fast_path_bind, METH_VARARGS | METH_KEYWORDS,
+     fast_path_bind_doc},
     {"_overlap", (PyCFunction)(void (*)(void))fast_path_overlap, METH_FASTCALL,
      fast_path_overlap_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dlx._core import native
-from dlx._core.native import FastPathFunction
 from dlx._core.public import public
+from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
 from dlx._engine import traced as traced  # torch.compile finds it
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.executor import forget_frames
-from dlx._engine.fast_path import consumer_failed, learn
+from dlx._engine.fast_path import described
 from dlx._engine.plan import Plan
-from dlx._engine.planner import Request
 from dlx._engine.preview import plan_known, plan_one, plan_tree
-from dlx._engine.request import array_of, described, request_of
-from dlx._registry.lookup import container_of
+from dlx._engine.request import Request, request_of
+from dlx._engine.seam import FAST_PATH
+from dlx._registry.lookup import array_of, container_of
 from dlx._support.module import set_module
 from dlx._support.tracebacks import name_action
 from dlx._views.factory import lazy_view, plain_view
@@ -25,7 +25,7 @@ from dlx.errors import ConversionError, DlxError
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Errors, Readonly, Target
 
-__all__ = ["convert", "in_c", "plan"]
+__all__ = ["convert", "plan"]
 
 
 @set_module("dlx")
@@ -130,16 +130,15 @@ def convert(
     if handler is None:
         return Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
-    may = to is not None and device is None and stream is None and not copy and not detach
-    fast_path = cast("FastPathFunction", convert) if may else None
-    quick = fast_path if readonly == "copy" and copy is None else None
+    named = to if device is None and stream is None and not copy and not detach else None
+    is_plain = named is not None and readonly == "copy" and copy is None
     if lazy:
-        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
-    if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
-        result = native.convert_tree(quick, obj, to)
+        return lazy_view(obj, request, to if is_plain else None, strict=strict, collect=errors == "collect")
+    if is_plain and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
+        result = native.convert_tree(FAST_PATH, obj, to)
         if result is not NotImplemented:
             return result
-    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
+    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", to=named)
 
 
 @public
@@ -234,10 +233,6 @@ def _run(made: Plan, source: Any, given: tuple[Any, Any], values: tuple[Any, ...
     return convert(obj, to, **options)
 
 
-def in_c(function: Any, **options: Any) -> Any:
-    """Return a function around `function` that answers in C what has a route; `options`: of `FastPathFunction`."""
-    return public(function, learn, consumer_failed, **options)
-
-
 if not TYPE_CHECKING:
-    convert = in_c(convert, view=plain_view)
+    FAST_PATH._bind(wrapped=convert, view=plain_view)
+    convert = public(convert, FAST_PATH)

@@ -12,32 +12,17 @@ from typing import Any
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
-from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
-from dlx._engine.executor import (
-    abstract,
-    adapter_failed,
-    execute,
-    info_of,
-    is_read_in_place,
-    marked,
-    resolved,
-)
+from dlx._engine.executor import execute, is_read_in_place, resolved
 from dlx._engine.failures import Failures, Located
 from dlx._engine.plan import HOST, Copy, Relabel, Resolve
-from dlx._engine.planner import (
-    DEFERRED,
-    UNDECIDED,
-    Decision,
-    Request,
-    approach,
-    as_it_is,
-    check_copies,
-    decide,
-    deferred,
-)
+from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import abstract, adapter_failed, info_of, marked
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -186,8 +171,8 @@ class Batch:
         ``path(i)`` is the path of the array number i, for errors; None where there is one array, at the root.
     failures
         What to do about errors; None: the first one is raised.
-    fast_path, to
-        The fast path, and the target as the caller named it; None where the fast path must not be used.
+    to
+        The target as the caller named it, if the fast path may be used; else None.
     """
 
     __slots__ = (
@@ -196,7 +181,6 @@ class Batch:
         "_sync",
         "_transfers",
         "failures",
-        "fast_path",
         "objs",
         "path",
         "request",
@@ -213,12 +197,10 @@ class Batch:
         sources: list[Adapter],
         path: Callable[[int], tuple[Any, ...]] | None = None,
         failures: Failures | None = None,
-        fast_path: FastPathFunction | None = None,
         to: Any = None,
     ) -> None:
         self.request, self.objs, self.sources = request, objs, sources
-        self.path, self.failures = path, failures
-        self.fast_path, self.to = fast_path, to
+        self.path, self.failures, self.to = path, failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, Transfer] = {}
@@ -299,9 +281,9 @@ class Batch:
 
     def _prepare(self, *, brief: bool) -> None:
         """Run all stages before `_load`: what can fail afterwards is a consumer."""
-        borrow = None if self.fast_path is None else self.fast_path._borrow
+        to, borrow = self.to, FAST_PATH._borrow
         for i, obj in enumerate(self.objs):
-            borrowed = None if borrow is None else borrow(obj, self.to, brief)
+            borrowed = None if to is None else borrow(obj, to, brief)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i])
                 self._transfers[i].written = i in self.written
@@ -444,11 +426,10 @@ class Batch:
             self.sync().order(tensor, transfer.readiness, relabelled)
 
     def _load(self) -> None:
-        load, objs, results, to = self.fast_path and self.fast_path._load, self.objs, self.results, self.to
+        objs, results = self.objs, self.results
         for i, borrowed in self._borrowed:
-            assert load is not None
             try:
-                results[i] = load(borrowed, objs[i], to)
+                results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all routes
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
@@ -544,11 +525,12 @@ def convert_tree(
     *,
     strict: bool,
     collect: bool,
-    fast_path: FastPathFunction | None,
-    to: Any,
+    to: Any = None,
     located: Located | None = None,
 ) -> Any:
     """Convert every array in a container, and return the same containers around the results.
+
+    `to`: as in `Batch`.
 
     Raises
     ------
@@ -559,7 +541,7 @@ def convert_tree(
     """
     failures = Failures(request.target.name, collect=collect, located=located)
     tree = Tree(root, handler, failures, strict=strict)
-    batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, fast_path, to)
+    batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     new: Any = None
     try:
         if located is None:  # else it is an element of a view

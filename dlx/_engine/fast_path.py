@@ -15,12 +15,13 @@ from dlx._core.extension import ffi
 from dlx._core.types import DType, codes_of
 from dlx._engine import trace
 from dlx._engine.plan import HOST
-from dlx._engine.request import described
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import array_info
 from dlx._engine.tree import path_of
 from dlx._protocols import arrow, dlpack
 from dlx._registry import lookup
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
-from dlx._registry.lookup import container_of, is_plain
+from dlx._registry.lookup import array_of, container_of, is_plain
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dlx._core.array_info import ArrayInfo
     from dlx._core.native import Tensor
 
-__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "exported", "learn"]
+__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "described", "exported", "learn"]
 
 
 class Question(NamedTuple):
@@ -347,7 +348,7 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
         return None
     for blocker in blockers:
         obj = blocker.resolve(obj)
-    tensor: Tensor | None = _borrow(obj, "dlx", True)  # as of what nobody else can resize
+    tensor: Tensor | None = FAST_PATH._borrow(obj, "dlx", True)  # as of what nobody else can resize
     return source.export(obj) if tensor is None else tensor
 
 
@@ -423,6 +424,14 @@ def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
     return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
 
 
+def described(obj: Any) -> ArrayInfo | None:
+    """Return the description of an array, or None where there is none."""
+    try:
+        return array_info(*array_of(obj))
+    except DlxError:
+        return None
+
+
 def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the fast path, after its exchange table had taken the memory."""
     target = registry.target(to)
@@ -431,7 +440,7 @@ def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError
     return error.complete(source=str(described(obj)), target=target.name, path=path)
 
 
-_borrow = native.FastPathFunction(None, learn, consumer_failed)._borrow
+FAST_PATH._bind(learn=learn, failed=consumer_failed)
 
 
 def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
@@ -446,7 +455,7 @@ def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
     try:
         if path.ready is not None and not path.ready(obj):
             return None
-        tensor = _borrow(obj, "dlx", True)
+        tensor = FAST_PATH._borrow(obj, "dlx", True)
         return None if tensor is None else (source, path.describe(source.name, obj, tensor), tensor)
     except MemoryError:
         raise

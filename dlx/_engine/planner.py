@@ -19,6 +19,7 @@ from dlx._core.tensor import dense
 from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.request import Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target, is_committed
@@ -32,7 +33,6 @@ __all__ = [
     "DEFERRED",
     "UNDECIDED",
     "Decision",
-    "Request",
     "approach",
     "as_it_is",
     "check_copies",
@@ -40,23 +40,6 @@ __all__ = [
     "deferred",
     "is_inside",
 ]
-
-
-class Request(NamedTuple):
-    """The options of one call, checked.
-
-    `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
-    `committed`: whether the result must stay on `device`, see `Placement`.
-    """
-
-    target: Target
-    device: Device | None = None
-    copy: bool | None = None
-    readonly: str = "copy"
-    detach: bool = False
-    stream: Any = None
-    later: bool = True
-    committed: bool = True
 
 
 class Decision(NamedTuple):

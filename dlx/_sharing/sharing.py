@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlx._core import native
 from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
-from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request
-from dlx._engine.request import array_of
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
-from dlx._registry.lookup import container_of
+from dlx._registry.lookup import array_of, container_of
 from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
@@ -67,12 +67,12 @@ class _Block(NamedTuple):
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *, is_copied: bool = True) -> Handle:
+def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
     """Put an array, or every array of a tree, into shared memory; what lies there already stays where it is.
 
     Parameters
     ----------
-    obj, request, fast_path
+    obj, request
         As in `Batch`.
     is_copied
         False: the arrays only say what is made: the same, of zeros, all of it new.
@@ -95,7 +95,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
     def where(number: int) -> tuple[Any, ...]:
         return () if path is None else path(number)
 
-    batch = Batch(request, objs, sources, path, failures, fast_path, TENSOR.name)
+    batch = Batch(request, objs, sources, path, failures, TENSOR.name)
     tensors = batch.tensors()  # None where that failed
     readable = []
     for i, tensor in enumerate(tensors):
@@ -409,7 +409,7 @@ def attach_tree(
     mode: str,
     given: int | Sequence[int] | None = None,
     converted: Callable[[Any], Any] | None = None,
-    direct: tuple[FastPathFunction, Any] | None = None,
+    to: Any = None,
 ) -> Any:
     """Return the tree that a handle stands for, of tensors over the shared memory.
 
@@ -423,8 +423,8 @@ def attach_tree(
         Descriptors that were received, or one.
     converted
         Converts tensors, or a container of them; None where tensors are wanted.
-    direct
-        The fast path, and the target, where that does the same for a tensor: it then makes no tensor first.
+    to
+        The target, if the fast path does the same for a tensor: it then makes no tensor first.
 
     Raises
     ------
@@ -466,7 +466,7 @@ def attach_tree(
             if count:
                 mapping = each.mapping(mode)
                 part = mapping.address + start, each.size - start, numbers[at : at + count], flags, mapping
-                made = native.arrays_within(*part, *direct) if direct and not in_sets else None
+                made = None if to is None or in_sets else native.arrays_within(*part, FAST_PATH, to)
                 are_converted = are_converted and made is not None
                 tensors += native.tensors_within(*part) if made is None else made
             at, start = at + count, 0

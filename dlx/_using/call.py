@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Set
-from typing import Any, cast
+from typing import Any
 
-from dlx._api.convert import convert
 from dlx._api.describe import describe
-from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch, not_writable
-from dlx._engine.executor import device_of
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request, is_inside
+from dlx._engine.planner import is_inside
+from dlx._engine.request import Request
+from dlx._engine.sources import device_of
 from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
 from dlx._registry import generic
@@ -180,9 +179,8 @@ class Invocation:
                 ),
                 None,
             )
-        quick = self.request.device is None and self.request.stream is None
-        fast_path = cast("FastPathFunction", convert) if quick else None
-        batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
+        named = self.spec.to if self.request.device is None and self.request.stream is None else None
+        batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, named)
         if self._declared:
             batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
             for i in set(range(len(results))).difference(some):
@@ -265,7 +263,7 @@ class Invocation:
             request = Request(target, device, detach=detach, readonly=readonly, committed=committed)
             if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
                 known = [(new, self._mine(new)) for new, _ in self._own.values() if self._stays(new)]
-                return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
+                return lazy_view(value, request, None, strict=False, collect=False, known=known)
         try:
             if isinstance(what, Container):
                 return self._outward(value, what, request)
@@ -305,25 +303,25 @@ class Invocation:
                 for n, (array, source) in enumerate(zip(some, sources, strict=True)):
                     if tracked(source, array) and not is_inside(array, source, target):
                         failures.add(_cut(source, array, self._recorded), tree.path(rest[n]))
-            batch = Batch(request, some, sources, path, failures, *self._fast_path(request.target, request.device))
+            batch = Batch(request, some, sources, path, failures, self._named(request.target, request.device))
             for i, new in zip(rest, batch.run(), strict=True):
                 results[i] = new
         return tree.rebuild(results, target.name, self._stands)
 
-    def _fast_path(self, target: Target, device: Device | None) -> tuple[FastPathFunction | None, Any]:
-        """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
+    def _named(self, target: Target, device: Device | None) -> str | None:
+        """Return the name of a target for `Batch`; None unless the fast path makes its arrays, on the host."""
         if device not in (None, HOST) or target.adapter.fast_path is None or registry.target(target.name) is not target:
-            return None, None
+            return None
         if device is not None and target.adapter.placement is not None:
-            return None, None
-        return cast("FastPathFunction", convert), target.name
+            return None
+        return target.name
 
     def results_to(self) -> Any:
         """Return the name of the framework of results; None: they stay as they are; NotImplemented: it has none."""
         if self._caller is None:
             return None
-        fast_path, name = self._fast_path(self._caller[0], None)
-        return NotImplemented if fast_path is None else name
+        name = self._named(self._caller[0], None)
+        return NotImplemented if name is None else name
 
     def _went_in(self, obj: Any) -> bool:
         """Return whether an object was passed to the function."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from dlx._api.convert import convert
+from dlx._engine.seam import FAST_PATH
 from dlx._registry import generic
 from dlx._registry.lookup import kind_of, what_is
 from dlx._registry.registry import registry
@@ -19,12 +19,9 @@ from dlx._using.function_spec import tracked
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-if TYPE_CHECKING:
-    from dlx._core.native import FastPathFunction
-
 __all__ = ["Specialization", "specialized"]
 
-_borrow, _load = cast("FastPathFunction", convert)._borrow, cast("FastPathFunction", convert)._load
+_borrow, _load = FAST_PATH._borrow, FAST_PATH._load
 
 
 class Specialization:
@@ -152,7 +149,7 @@ class Specialization:
             if self._placing is not None and not self._is_committed(values):
                 parts = [result]
                 return parts[0] if _share(parts, [result], [0], self._to) else NotImplemented
-            return convert(result, self._to, device=device, readonly=readonly, detach=detach)
+            return FAST_PATH(result, self._to, device=device, readonly=readonly, detach=detach)
         except DlxError as error:
             error.complete(root="result")
             raise

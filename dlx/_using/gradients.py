@@ -17,12 +17,13 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
-from dlx._api.convert import convert
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request, is_inside
+from dlx._engine.planner import is_inside
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._registry.lookup import TUPLE, what_is
 from dlx._registry.registry import registry
@@ -94,7 +95,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     def flat(*arrays: Any) -> list[Any]:
         parts = [*passed]
         for i in () if target.adapter.immutable else constants:  # each call its own, which it may write to
-            parts[i] = convert(passed[i], cast("Target", target.adapter.name), copy=True)
+            parts[i] = FAST_PATH(passed[i], cast("Target", target.adapter.name), copy=True)
         for i, array in zip(operands, arrays, strict=True):
             parts[i] = array
         positional, named = Tree(values, TUPLE, failures).rebuild(parts, target.name)
@@ -362,9 +363,9 @@ class DifferentiableFunction:
         Those that share memory with an argument or another result are copied: the caller may write to one of them.
         """
         try:
-            made = [convert(each, to, detach=True, readonly=self._readonly) for each in results]
+            made = [FAST_PATH(each, to, detach=True, readonly=self._readonly) for each in results]
             if self._may_meet and _meet(made, inside):
-                made = [convert(each, to, detach=True, copy=True) for each in results]
+                made = [FAST_PATH(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
             raise error.complete(root="result") from None
@@ -397,7 +398,7 @@ def _moved(
     """Convert one array for the function; `to` names another framework than its own, on the way there."""
     target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
-        return convert(array, target, detach=True, readonly=readonly, copy=copy)
+        return FAST_PATH(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         if to is not None:
             return _moved(array, request, at, copy=copy)  # whose error names the function's framework

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
 
 from dlx._core import native
-from dlx._core.native import FastPathFunction, Slots
-from dlx._engine.executor import device_of, is_tracing
-from dlx._engine.planner import Request
+from dlx._core.native import Slots
+from dlx._engine.executor import is_tracing
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import device_of
 from dlx._engine.traced import leave_out
 from dlx._registry import generic
 from dlx._registry.lookup import VIEW, is_plain, kind_of, stamp, what_is
@@ -67,8 +69,8 @@ class Options:
         ``make(obj, handler, scope, path)`` returns the view of a container, or None where it has none.
     convert
         ``convert(obj, what, options, path)`` converts an array, or a whole container; `what` is its adapter or handler.
-    fast_path, to
-        The fast path and its target where no other option is set; None otherwise.
+    to
+        The target of the fast path if no other option is set, else None.
 
     Attributes
     ----------
@@ -76,21 +78,19 @@ class Options:
         The stamp under which types were looked up; when it changes they are looked up again.
     """
 
-    __slots__ = ("collect", "convert", "fast_path", "kinds", "known_at", "make", "request", "strict", "to")
+    __slots__ = ("collect", "convert", "kinds", "known_at", "make", "request", "strict", "to")
 
     def __init__(
         self,
         request: Request,
         make: Callable[[Any, Container, Scope, Path], Any],
         convert: Callable[[Any, Container | Adapter, Options, Path], Any],
-        fast_path: FastPathFunction | None = None,
         to: Any = None,
         strict: bool = False,
         collect: bool = False,
     ) -> None:
         self.request, self.make, self.convert = request, make, convert
-        self.fast_path, self.to = fast_path, to
-        self.strict, self.collect = strict, collect
+        self.to, self.strict, self.collect = to, strict, collect
         self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
 
@@ -170,8 +170,8 @@ class Scope:
                     return obj
                 if isinstance(what, Container):
                     return self._entered(name, obj, what, inner)
-                if options.fast_path is not None:
-                    new = options.fast_path(obj, options.to)
+                if options.to is not None:
+                    new = FAST_PATH(obj, options.to)
                 else:
                     new = options.convert(obj, what, options, inner)
                 self.leave(name, obj, new)  # until it has its slot, which another thread may read already
@@ -413,9 +413,9 @@ class View(Shown):
             self._is_tracing = options.request.target.adapter.is_tracing
             if self._path is None:
                 scope.root = self._me
-            if (fast_path := options.fast_path) is not None and self._handler.elements != "fresh":
+            if options.to is not None and self._handler.elements != "fresh":
                 also = scope.known, scope.moved, self._handler.identity, self._me, self._path is not None
-                self._fast = (fast_path, options.to, scope, *also)
+                self._fast = (FAST_PATH, options.to, scope, *also)
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a key, converted now if it is not cached."""

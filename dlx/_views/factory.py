@@ -8,10 +8,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request
+from dlx._engine.request import Request
 from dlx._registry.lookup import VIEW, container_of
 from dlx._registry.registry import registry
 from dlx._support.reflect import TypeCache, derives
@@ -133,7 +132,6 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
             request,
             strict=options.strict,
             collect=options.collect,
-            fast_path=options.fast_path,
             to=options.to,
             located=lambda inside: ("", keys_of(path) + inside),
         )
@@ -172,7 +170,6 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
 def lazy_view(
     obj: Any,
     request: Request,
-    fast_path: FastPathFunction | None,
     to: Any,
     *,
     strict: bool,
@@ -188,8 +185,8 @@ def lazy_view(
         A container.
     request, strict, collect
         The options.
-    fast_path, to
-        The fast path and the target as the caller passed it, where no other option is set.
+    to
+        The target as the caller passed it, if no other option is set; else None.
     known
         Objects and their results, which may be the objects themselves; kept weakly.
     view
@@ -197,14 +194,8 @@ def lazy_view(
     """
     handler = container_of(type(obj))
     assert handler is not None
-    options = Options(request, make, _convert, fast_path, to, strict, collect)
-    if (
-        fast_path is not None
-        and not strict
-        and not collect
-        and not request.target.adapter.switches
-        and isinstance(to, str | type)
-    ):
+    options = Options(request, make, _convert, to, strict, collect)
+    if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.switches:
         exact = {id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()}
         _plain[to] = (*options.known_at, options, exact)
     scope = Scope(options)

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 from planted_adapter import MyLib, plugin
+from registries import use
 
 import dlx
 from dlx import errors
@@ -352,8 +353,7 @@ def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, m
             return over_memory(256, (0,), None, DType("uint8"), dlx.Device("cpu"), owner=obj)
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Opaque()])
-    registry = Registry({"mylib": "dlx_mylib"})
-    monkeypatch.setattr(dlx._engine.request, "registry", registry)
+    use(Registry({"mylib": "dlx_mylib"}), monkeypatch.setattr)
     array = mylib.Array()
     assert dlx.plan(array, to="dlx").outcome == "unknown"
     assert dlx.convert.__wrapped__(array, to="dlx").shape == (0,)

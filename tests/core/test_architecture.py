@@ -84,6 +84,23 @@ def test_the_command_and_the_kit_are_flat(package):
     assert not chain
 
 
+def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
+    """The engine's object gets its Python functions from two other modules, which must be there when it is used."""
+    edges = structure.graph()
+
+    def reached(module):
+        return {module}.union(*map(reached, edges[module]))
+
+    users = {module for module, others in edges.items() if "dlx._engine.seam" in others}
+    assert users
+    for module in users:
+        if structure.layer(module) == "_api":
+            assert "dlx._engine.fast_path" in reached(module), module
+        if structure.layer(module) == "_using":  # by the decorator, without which nothing of it is loaded
+            assert "dlx._api.convert" in reached("dlx._using.decorator")
+    assert "dlx._api.convert" in reached("dlx._api.open")  # for the views of a file
+
+
 def test_only_one_module_knows_the_extension():
     """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
     users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import pytest
 from agreement import agree
 from reference import PADDED, offsets
+from registries import use
 
 import dlx
 from dlx import errors
@@ -324,9 +325,7 @@ def onlybytes(monkeypatch):
     adapter, plugin = OnlyBytes(), types.ModuleType("dlx_onlybytes")
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_onlybytes", plugin)
-    registry = Registry({"onlybytes": "dlx_onlybytes"})
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
-    monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
+    use(Registry({"onlybytes": "dlx_onlybytes"}), monkeypatch.setattr)
     native.routes_clear()
     yield adapter
     native.routes_clear()

@@ -9,6 +9,7 @@ import types
 
 import pytest
 from distributions import Site, adapter
+from registries import use
 
 import dlx
 from dlx import errors
@@ -275,8 +276,7 @@ def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatc
     monkeypatch.setitem(sys.modules, "mylib", package)
     monkeypatch.setattr(Array, "__module__", "mylib")
     plugin(monkeypatch, "dlx_mylib", lambda: [Faulty()])
-    registry = Registry({"mylib": "dlx_mylib"})
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
+    use(Registry({"mylib": "dlx_mylib"}), monkeypatch.setattr)
     array = Array(dlx.from_dlpack(bytearray(8)))
     error = dlx.plan(array, to="dlx").error
     assert type(error) is errors.ConversionError and "mylib failed: ZeroDivisionError: info" in str(error)
