@@ -14,16 +14,16 @@ from dlx._core import native
 from dlx._core.extension import ffi
 from dlx._core.types import DType, codes_of
 from dlx._engine import trace
-from dlx._engine.plan import HOST
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
-from dlx._engine.tree import path_of
 from dlx._protocols import arrow, dlpack
+from dlx._protocols.dlpack import HOST
 from dlx._registry import lookup
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
 from dlx._registry.lookup import array_of, container_of, is_plain
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
+from dlx._support.late import Late
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, classes_of, look_up
 from dlx.adapter.declarations import Container, FastPath, Layout, Placement
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from dlx._core.array_info import ArrayInfo
     from dlx._core.native import Tensor
+    from dlx._engine import tree as _tree
+else:
+    _tree = Late("dlx._engine.tree")
 
 __all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "described", "exported", "learn"]
 
@@ -436,7 +439,7 @@ def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError
     """Return the error for a consumer that failed in the fast path, after its exchange table had taken the memory."""
     target = registry.target(to)
     error = cause if isinstance(cause, DlxError) else foreign_error(f"{target.name} refused it:", cause)
-    path = () if tree is None else path_of(obj, tree)
+    path = () if tree is None else _tree.path_of(obj, tree)
     return error.complete(source=str(described(obj)), target=target.name, path=path)
 
 
