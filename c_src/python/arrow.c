@@ -56,8 +56,7 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   PY_UNLOCKED()
   if (status == DLX_OK) {
     PY_LOCKED(capsules[1])
-    status = name == k_array ? dlx_arrow_move_array(data, array)
-                             : dlx_arrow_move_device_array(data, array);
+    status = dlx_arrow_move_array(data, array, name == k_device_array);
     PY_UNLOCKED()
   }
   return status == DLX_OK ? 0 : (refuse(status), -1);
