@@ -13,6 +13,7 @@
 
 #include "core/allocate.h"
 #include "core/dtypes.h"
+#include "core/strides.h"
 #include "python/extension.h"
 #include "python/gil.h"
 #include "python/threads.h"
@@ -53,7 +54,7 @@ static int (*set_base)(PyObject*, PyObject*);
 
 /* By numpy's type number: what DLPack calls it; bits 0 = nothing. */
 static const DLDataType dtypes[NUMBERS] = {
-#define NUMBER(code, bits, letters, arrow, numpy) [numpy] = {code, bits, 1},
+#define NUMBER(code, bits, letters, arrow, number) [number] = {code, bits, 1},
     DLX_DTYPES(NUMBER)[9] = {kDLInt, 64, 1},
     [10] = {kDLUInt, 64, 1}, /* long long */
 };
@@ -109,15 +110,10 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
-  int64_t item = dtype.bits / 8;
-  int shift = __builtin_ctz(dtype.bits / 8u); /* a power of two; a division would take longer */
-  for (int i = 0; i < a->ndim; i++) {
-    int64_t bytes = a->byte_strides[i];
-    strides[i] = bytes >> shift;
-    if (strides[i] * item != bytes) {
-      PyErr_SetString(PyExc_BufferError, "the array's strides are not whole elements");
-      return -1;
-    }
+  if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides, dtype.bits / 8,
+                         strides)) {
+    PyErr_SetString(PyExc_BufferError, "the array's strides are not whole elements");
+    return -1;
   }
   *out = (DLTensor){.data = a->data,
                     .device = {kDLCPU, 0},

@@ -240,10 +240,8 @@ static Py_ssize_t offset_of_handles(PyObject* tensors) {
 
 /* Owns: new. GIL: needed. Errors: NULL with an exception. */
 static PyObject* find_handles(PyObject* module, PyObject* tensors) {
-  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
-    PyErr_SetString(PyExc_TypeError, "find_handles takes a list of tensors");
-    return NULL;
-  }
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
+    return PyErr_Format(PyExc_TypeError, "find_handles takes a list of tensors");
   Py_ssize_t place = offset_of_handles(tensors);
   atomic_store(&handle_at, place);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(place != 0);

@@ -189,7 +189,7 @@ static const struct {
   char letter;
   DLDataType dtype;
 } formats[] = {
-#define FORMAT(code, bits, letters, arrow, numpy) {arrow, {code, bits, 1}},
+#define FORMAT(code, bits, letters, arrow, number) {arrow, {code, bits, 1}},
     DLX_DTYPES(FORMAT)};
 
 enum { FORMATS = sizeof formats / sizeof *formats };

@@ -8,6 +8,7 @@
 #include "dlx_python.h"
 
 #include "core/dtypes.h"
+#include "core/strides.h"
 
 #include <string.h>
 
@@ -22,7 +23,7 @@ static const struct {
   char letters[3];
   uint8_t code, bits;
 } formats[] = {
-#define FORMAT(code, bits, letters, arrow, numpy) {letters, code, bits},
+#define FORMAT(code, bits, letters, arrow, number) {letters, code, bits},
     DLX_DTYPES(FORMAT){"l", kDLInt, 32},
     {"q", kDLInt, 64},
     {"n", kDLInt, 64},
@@ -167,10 +168,8 @@ static int read_dtype(const Py_buffer* b, DLDataType* out) {
 static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
   DLDataType dtype;
   if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || read_dtype(b, &dtype) < 0) return -1;
-  for (int i = 0; i < b->ndim; i++) {
-    strides[i] = b->strides[i] / b->itemsize;
-    if (strides[i] * b->itemsize != b->strides[i] && b->shape[i] > 1) return -1;
-  }
+  if (!dlx_whole_strides(b->ndim, (int64_t*)b->shape, (int64_t*)b->strides, b->itemsize, strides))
+    return -1;
   *out = (DLTensor){.data = b->buf,
                     .device = {kDLCPU, 0},
                     .ndim = b->ndim,

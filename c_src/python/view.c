@@ -325,10 +325,7 @@ PyDoc_STRVAR(slots_results_doc,
 
 static PyObject* slots_results(PyObject* object, PyObject* unused) {
   SlotsObject* view = (SlotsObject*)object;
-  if (view->slots == NULL) {
-    PyErr_SetString(PyExc_ValueError, "the view has no source");
-    return NULL;
-  }
+  if (view->slots == NULL) return PyErr_Format(PyExc_ValueError, "the view has no source");
   PyObject* elements = NULL;
   Py_ssize_t size = -1;
   if (view->getter == NULL && !PyList_CheckExact(view->source) &&
