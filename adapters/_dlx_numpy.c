@@ -14,9 +14,9 @@
 #include "core/allocate.h"
 #include "core/dtypes.h"
 #include "core/strides.h"
-#include "python/extension.h"
-#include "python/gil.h"
-#include "python/threads.h"
+#include "base/extension.h"
+#include "base/gil.h"
+#include "base/threads.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
 enum {

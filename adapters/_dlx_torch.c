@@ -15,9 +15,9 @@
 #include <string.h>
 
 #include "dlx.h"
-#include "python/exchange.h"
-#include "python/extension.h"
-#include "python/threads.h"
+#include "interop/tables.h"
+#include "base/extension.h"
+#include "base/threads.h"
 
 /* The head of a Python tensor: an at::Tensor, which is one pointer to its TensorImpl. */
 typedef struct {

@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
-#include "python/extension.h"
-#include "python/threads.h"
+#include "base/extension.h"
+#include "base/threads.h"
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
 static PyObject* handle_of;           /* tvm_ffi.Tensor.__chandle__; never freed */

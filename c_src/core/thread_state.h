@@ -19,8 +19,8 @@ typedef struct dlx_thread_state {
   DLManagedTensorVersioned* waiting; /* what is released after those */
   _Atomic(uint64_t) since; /* when it began to read routes, see python/route.c; 0 = it reads none */
   int nested;              /* how often it did so */
-  atomic_int entering;     /* whether it is taking the GIL, see python/gil.c */
-  int n_spare;             /* of the free list of dlx.Tensor, see python/tensor.c */
+  atomic_int entering;     /* whether it is taking the GIL, see base/gil.c */
+  int n_spare;             /* of the free list of dlx.Tensor, see object/tensor.c */
   void* spare[DLX_SPARE];
   atomic_flag taken;
   struct dlx_thread_state* next;

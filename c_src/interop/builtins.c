@@ -1,7 +1,7 @@
 /* Making dlx.Tensor objects: over an address, as a further view, as a copy; and listing the
  * incompatibilities between one and a consumer. */
 
-#include "dlx_python.h"
+#include "interop.h"
 
 #include <string.h>
 

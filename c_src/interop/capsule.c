@@ -4,8 +4,8 @@
  * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
  * the one who renamed it. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "interop.h"
+#include "base/threads.h"
 
 enum { VERSIONED, LEGACY };
 static const char* const fresh_name[] = {"dltensor_versioned", "dltensor"};

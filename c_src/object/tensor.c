@@ -2,11 +2,11 @@
  * dlx, whose shape and strides are our own copies; nothing of the producer's metadata is read
  * again. */
 
-#include "dlx_python.h"
+#include "tensor.h"
 #include "core/hot.h"
 #include "core/thread_state.h"
-#include "gil.h"
-#include "threads.h"
+#include "base/gil.h"
+#include "base/threads.h"
 
 #include <stddef.h>
 

@@ -1,7 +1,8 @@
 /* The base type of lazy views: a source, and a cache of converted elements by index or key. The
  * cache, and elements that have a route, are in C; everything else is in dlx/_views/base.py. */
 
-#include "route.h"
+#include "view.h"
+#include "python/route.h"
 
 #include <stddef.h>
 #include <structmember.h>

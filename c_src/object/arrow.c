@@ -1,6 +1,6 @@
 /* dlx.Tensor's side of Arrow's PyCapsule interface: __arrow_c_array__ and __arrow_c_schema__. */
 
-#include "dlx_python.h"
+#include "tensor.h"
 
 #include "core/allocate.h"
 #include "core/arrow.h"

@@ -5,8 +5,8 @@
  * stream, which current_work_stream returns: exported memory is ready on that stream, and imported
  * memory is taken to be ready there. */
 
-#include "dlx_python.h"
-#include "gil.h"
+#include "interop/interop.h"
+#include "base/gil.h"
 
 #include <stdio.h>
 

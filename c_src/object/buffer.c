@@ -5,7 +5,7 @@
  * the shape and the strides stay as they are while the view lives, whatever becomes of the
  * dlx.Tensor. */
 
-#include "dlx_python.h"
+#include "tensor.h"
 
 #include "core/dtypes.h"
 #include "core/strides.h"

@@ -2,8 +2,8 @@
  * once, which marks them as used; from then on the counts of core/arrow.c decide when it is
  * released. Python holds it in a capsule of dlx's own. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "interop.h"
+#include "base/threads.h"
 
 #include "core/arrow.h"
 

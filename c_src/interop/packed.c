@@ -1,7 +1,7 @@
 /* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes the numbers;
  * dlx.attach, and reading a pickle, check them and make the arrays. */
 
-#include "route.h"
+#include "python/route.h"
 
 #include <string.h>
 
