@@ -5,7 +5,6 @@
 
 #include "allocate.h"
 #include "copy.h"
-#include "hot.h"
 #include "thread_state.h"
 
 typedef struct {
@@ -25,7 +24,7 @@ enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
 
 /* How many are live: a number for each thread, so that counting takes no locked operation. */
-DLX_HOT static void count(dlx_thread_state* own, int change) {
+static void count(dlx_thread_state* own, int change) {
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
     return;
@@ -42,14 +41,14 @@ int64_t dlx_live(void) {
 }
 
 /* GIL: not needed; `release` takes it if it must. */
-DLX_HOT static void finish(made_tensor* self, dlx_thread_state* own) {
+static void finish(made_tensor* self, dlx_thread_state* own) {
   if (self->release) self->release(self->owner);
   free(self);
   count(own, -1);
 }
 
 /* GIL: not needed. */
-DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
+static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
   /* Only a holder can add holders, so the last one needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
@@ -77,16 +76,14 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
   own->depth--;
 }
 
-DLX_HOT static void drop_owner(void* made) {
+static void drop_owner(void* made) {
   drop(made);
 }
 
 /* Of a tensor that is right, with room for `bytes` bytes of memory in the same allocation. Owns,
  * GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
-static inline __attribute__((always_inline)) int make(const DLTensor* like, uint64_t flags,
-                                                      void* owner, dlx_release release,
-                                                      size_t bytes,
-                                                      DLManagedTensorVersioned** out) {
+static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                       size_t bytes, DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim, size = sizeof(made_tensor) + 2 * rank * sizeof(int64_t);
   made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
@@ -128,8 +125,8 @@ static inline __attribute__((always_inline)) int make(const DLTensor* like, uint
   return DLX_OK;
 }
 
-DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                            DLManagedTensorVersioned** out) {
+int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                    DLManagedTensorVersioned** out) {
   if (dlx_is_plain(like, 1)) return make(like, flags, owner, release, 0, out);
   int status = dlx_validate(like, flags);
   if (status != DLX_OK) return status;
@@ -155,8 +152,8 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
   return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
 }
 
-DLX_HOT int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
-                              DLManagedTensorVersioned** out) {
+int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
+                      DLManagedTensorVersioned** out) {
   int status = like ? dlx_managed_new(like, flags, made, drop_owner, out)
                     : make(&made->dl_tensor, flags, made, drop_owner, 0, out);
   if (status == DLX_OK) dlx_managed_hold(made);
@@ -227,7 +224,7 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       : make_large(&fresh, flags, bytes, out);
 }
 
-DLX_HOT void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
+void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
   ((made_tensor*)made)->owner = owner;
   ((made_tensor*)made)->release = release;
 }
@@ -243,7 +240,7 @@ int dlx_managed_is_sole(const DLManagedTensorVersioned* managed) {
          atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
 }
 
-DLX_HOT void dlx_managed_hold(DLManagedTensorVersioned* made) {
+void dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
 }
 
@@ -267,10 +264,10 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   drop(made);
 }
 
-DLX_HOT void dlx_managed_release(DLManagedTensorVersioned* managed) {
+void dlx_managed_release(DLManagedTensorVersioned* managed) {
   if (managed->deleter) managed->deleter(managed);
 }
 
-DLX_HOT void dlx_count_managed(DLManagedTensorVersioned* self) {
+void dlx_count_managed(DLManagedTensorVersioned* self) {
   atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
 }

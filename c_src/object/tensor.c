@@ -3,8 +3,6 @@
  * again. */
 
 #include "tensor.h"
-#include "core/hot.h"
-#include "core/thread_state.h"
 #include "base/gil.h"
 #include "base/threads.h"
 
@@ -17,7 +15,7 @@ static int release_later(void* object) {
 }
 #endif
 
-DLX_HOT void py_release_object(void* object) {
+void py_release_object(void* object) {
   int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
 #ifdef Py_GIL_DISABLED
   /* Another interpreter cannot run what frees it. If there is no room for the call, it leaks. */
@@ -46,33 +44,13 @@ PyTypeObject py_tensor_type = {
     .tp_clear = py_tensor_clear,
 };
 
-static void reset(TensorObject* tensor) {
+TensorObject* py_tensor_alloc(void) {
+  TensorObject* tensor = PyObject_GC_New(TensorObject, &py_tensor_type);
+  if (tensor == NULL) return NULL;
   tensor->managed = NULL;
   tensor->weakrefs = NULL;
   tensor->ready = NULL;
   tensor->is_ordered = tensor->is_on_own_stream = 0;
-}
-
-/* A free list a thread, as CPython has for its own small types; the collector does not know what is
- * in it. */
-static inline TensorObject* take_spare(void) {
-  dlx_thread_state* own = dlx_own_state;
-  return own && own->n_spare ? own->spare[--own->n_spare] : NULL;
-}
-
-static inline int keep_spare(TensorObject* tensor) {
-  dlx_thread_state* own = dlx_own_state;
-  if (own == NULL || own->n_spare >= DLX_SPARE) return 0;
-  reset(tensor);
-  own->spare[own->n_spare++] = tensor;
-  return 1;
-}
-
-TensorObject* py_tensor_alloc(void) {
-  TensorObject* used = take_spare();
-  if (used) return (TensorObject*)PyObject_Init((PyObject*)used, &py_tensor_type);
-  TensorObject* tensor = PyObject_GC_New(TensorObject, &py_tensor_type);
-  if (tensor) reset(tensor);
   return tensor;
 }
 
@@ -109,7 +87,7 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
   return made;
 }
 
-DLX_HOT void py_tensor_dealloc(PyObject* self) {
+void py_tensor_dealloc(PyObject* self) {
   TensorObject* tensor = (TensorObject*)self;
   PyObject_GC_UnTrack(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
@@ -124,10 +102,10 @@ DLX_HOT void py_tensor_dealloc(PyObject* self) {
     }
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
-  if (!keep_spare(tensor)) PyObject_GC_Del(self);
+  PyObject_GC_Del(self);
 }
 
-DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
+PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) {
     dlx_managed_release(made);

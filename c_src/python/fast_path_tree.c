@@ -179,11 +179,11 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
   if (w->rule && w->ruled == type) return look_into(w, which, 1);
   py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
   if (route == NULL && PyErr_Occurred()) return FAILED;
+  if (route && route->is_root_only) return DONE; /* it passes through */
   if (route == NULL || !route->is_fast_path) {
     outcome found = route && route->children ? LEAVE : find_rule(w, type);
     return found == DONE ? look_into(w, which, 1) : found;
   }
-  if (route->is_root_only) return DONE; /* it passes through */
   if (w->options & route->leaves) return LEAVE;
   visit* v = find(w, child);
   if (*v == 0) {

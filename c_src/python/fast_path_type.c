@@ -3,7 +3,6 @@
  * options only, is answered in C; any other goes to the Python function with the same arguments. */
 
 #include "route.h"
-#include "core/hot.h"
 
 #include <structmember.h>
 
@@ -62,9 +61,8 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
 }
 
 /* The target of a call with options; NULL where only Python understands them. */
-static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
-                                                              PyObject* const* args, Py_ssize_t n,
-                                                              PyObject* names) {
+static PyObject* read_options(unsigned* options, PyObject* const* args, Py_ssize_t n,
+                              PyObject* names) {
   PyObject* to = n == 2 ? args[1] : NULL;
   if (n != 1 && n != 2) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
@@ -81,9 +79,8 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
 /* A container of another framework that becomes a list or dict: `children` gives that, or a pair of
  * that or None, and what the container answered, or raised, which the Python path does not ask
  * again. */
-static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_route* r,
-                                                         PyObject* obj, PyObject* to,
-                                                         unsigned options) {
+static PyObject* call_children(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                               unsigned options) {
   py_route_enter(r);
   PyObject* may_copy = options & (DLX_COPIES | DLX_SHARES) ? Py_False : Py_True;
   PyObject* given = PyObject_CallFunctionObjArgs(r->children, obj, may_copy, NULL);
@@ -112,8 +109,8 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
 
 /* The Python function, with the same arguments. What it raises is completed in Python, which may
  * raise another error in its place. */
-static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObject* const* args,
-                                                       size_t nargsf, PyObject* names) {
+static PyObject* call_python(PyObject* callable, PyObject* const* args, size_t nargsf,
+                             PyObject* names) {
   PyObject* wrapped = ((FastPathObject*)callable)->wrapped;
   PyObject* result = py_producer_python(wrapped, args, nargsf, names);
   if (result || py_hooks.refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
@@ -136,7 +133,7 @@ static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObj
 
 /* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
  */
-static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args) {
+static PyObject* call_like(PyObject* callable, PyObject* const* args) {
   PyObject* to = py_fast_path_like(callable, args[1]);
   py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
   PyObject* result = NULL;
@@ -154,8 +151,7 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
 }
 
 /* convert(obj, to=..., lazy=True) of no array. */
-static __attribute__((noinline)) PyObject* call_view(PyObject* callable, PyObject* obj,
-                                                     PyObject* to, unsigned options) {
+static PyObject* call_view(PyObject* callable, PyObject* obj, PyObject* to, unsigned options) {
   PyObject *view = ((FastPathObject*)callable)->view, *args[] = {obj, to};
   if (view == NULL || options != DLX_VIEWS) return NULL;
   PyObject* result = PyObject_Vectorcall(view, args, 2, NULL);
@@ -166,9 +162,8 @@ static __attribute__((noinline)) PyObject* call_view(PyObject* callable, PyObjec
 
 /* A call on the fast path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL, as
  * py_fast_path_route. */
-static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable,
-                                                              PyObject* const* args, size_t nargsf,
-                                                              PyObject* names) {
+static inline PyObject* answer(PyObject* callable, PyObject* const* args, size_t nargsf,
+                               PyObject* names) {
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   unsigned options = 0;
   PyObject *own = ((FastPathObject*)callable)->to, *to = NULL, *result = NULL;
@@ -213,8 +208,8 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
   return result;
 }
 
-DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                                        PyObject* names) {
+static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                                PyObject* names) {
   py_routes_begin();
   PyObject* result = answer(callable, args, nargsf, names);
   py_routes_end();

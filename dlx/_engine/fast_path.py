@@ -223,7 +223,9 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         handler = container_of(kind)
         if handler is lookup.ARROW:
             return Route(children=functools.partial(native.arrow_columns, arrow.method_of(kind)))
-        return None if handler is None else _container(handler, target)
+        if handler is None:
+            return Route(is_root_only=True) if is_plain(kind) else None
+        return _container(handler, target)
     given = source.fast_path
     is_own_table = source is EXCHANGE
     if given is None or not (is_own_table or producer is not None or takes_fast_path(source, kind)):
