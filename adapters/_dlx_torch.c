@@ -15,8 +15,9 @@
 #include <string.h>
 
 #include "dlx.h"
-#include "python/exchange.h"
-#include "python/threads.h"
+#include "interop/tables.h"
+#include "base/extension.h"
+#include "base/threads.h"
 
 /* The head of a Python tensor: an at::Tensor, which is one pointer to its TensorImpl. */
 typedef struct {
@@ -316,14 +317,10 @@ static PyObject* answers(PyObject* module, PyObject* tensor) {
 }
 
 static PyMethodDef functions[] = {
-    {"guard_function", guard_function, METH_NOARGS, guard_function_doc},
-    {"exchange_table", exchange_table, METH_VARARGS, exchange_table_doc},
-    {"bind", bind, METH_VARARGS, bind_doc},
-    {"is_tracing", is_tracing, METH_NOARGS, is_tracing_doc},
-    {"lifting_table", lifting_table, METH_O, lifting_table_doc},
-    {"handle", handle, METH_O, handle_doc},
-    {"answers", answers, METH_O, answers_doc},
-    {NULL, NULL, 0, NULL},
+    PY_NOARGS(guard_function), PY_VARARGS(exchange_table),
+    PY_VARARGS(bind),          PY_NOARGS(is_tracing),
+    PY_ONE(lifting_table),     PY_ONE(handle),
+    PY_ONE(answers),           PY_END,
 };
 
 static struct PyModuleDef definition = {

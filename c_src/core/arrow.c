@@ -4,6 +4,7 @@
 #include "arrow.h"
 
 #include "allocate.h"
+#include "dtypes.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -72,24 +73,16 @@ static void place_on_host(struct ArrowDeviceArray* batch) {
   batch->sync_event = NULL;
 }
 
-int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array) {
+int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device) {
   if (array->release == NULL) return DLX_E_CONSUMED;
   struct ArrowDeviceArray* batch = next_batch(data);
   if (batch == NULL) return DLX_E_MEMORY;
-  batch->array = *array;
-  place_on_host(batch);
-  array->release = NULL;
-  data->n_batches++;
-  return DLX_OK;
-}
-
-int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array) {
-  if (array->array.release == NULL) return DLX_E_CONSUMED;
-  struct ArrowDeviceArray* batch = next_batch(data);
-  if (batch == NULL) return DLX_E_MEMORY;
-  *batch = *array;
+  if (is_on_device)
+    *batch = *(struct ArrowDeviceArray*)array;
+  else
+    *batch = (struct ArrowDeviceArray){.array = *array, .device_type = kDLCPU};
   if (batch->device_type == kDLCPU) place_on_host(batch); /* its number is -1 there */
-  array->array.release = NULL;
+  array->release = NULL;
   data->n_batches++;
   return DLX_OK;
 }
@@ -192,19 +185,19 @@ static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {
   return DLX_E_ARROW;
 }
 
+static const struct {
+  char letter;
+  DLDataType dtype;
+} formats[] = {
+#define FORMAT(code, bits, letters, arrow, number) {arrow, {code, bits, 1}},
+    DLX_DTYPES(FORMAT)};
+
+enum { FORMATS = sizeof formats / sizeof *formats };
+
 /* The dtype of a format of one letter; bits 0 for any other. */
 static DLDataType dtype_of(const char* format) {
-  static const struct {
-    char letter;
-    uint8_t code, bits;
-  } formats[] = {
-      {'g', kDLFloat, 64}, {'f', kDLFloat, 32}, {'l', kDLInt, 64},  {'i', kDLInt, 32},
-      {'e', kDLFloat, 16}, {'L', kDLUInt, 64},  {'I', kDLUInt, 32}, {'s', kDLInt, 16},
-      {'S', kDLUInt, 16},  {'c', kDLInt, 8},    {'C', kDLUInt, 8},  {'b', kDLBool, 8},
-  };
-  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-    if (format[0] == formats[i].letter && format[1] == '\0')
-      return (DLDataType){formats[i].code, formats[i].bits, 1};
+  for (int i = 0; i < FORMATS && format[0] && format[1] == '\0'; i++) {
+    if (format[0] == formats[i].letter) return formats[i].dtype;
   }
   return (DLDataType){0, 0, 1};
 }
@@ -445,10 +438,8 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* The letter of a dtype; 0 where Arrow has none. Bools are packed when they are given out. */
 static char letter_of(DLDataType dtype) {
-  static const char letters[] = "gflieLIsScCb";
-  for (const char* letter = letters; *letter; letter++) {
-    DLDataType known = dtype_of((const char[]){*letter, '\0'});
-    if (memcmp(&known, &dtype, sizeof known) == 0) return *letter;
+  for (int i = 0; i < FORMATS; i++) {
+    if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
   }
   return '\0';
 }

@@ -125,13 +125,12 @@ void dlx_arrow_hold(dlx_arrow* data);
 /* Give up one count; the last one calls every release that is owed. GIL: not needed. */
 void dlx_arrow_drop(void* data);
 
-/* Move a type and a batch out of the structs that hold them, which are marked as released. A batch
- * that is on no device (`device` NULL) comes from `array`. Owns: on success `data` owes what was
- * moved its release; on failure nothing was moved. GIL: not needed. Errors: DLX_E_CONSUMED = it
- * was moved or released before; DLX_E_MEMORY. */
+/* Move a type and a batch out of the structs that hold them, which are marked as released. With
+ * `is_on_device` the array is the head of a struct ArrowDeviceArray. Owns: on success `data` owes
+ * what was moved its release; on failure nothing was moved. GIL: not needed. Errors:
+ * DLX_E_CONSUMED = it was moved or released before; DLX_E_MEMORY. */
 int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema);
-int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array);
-int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array);
+int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device);
 
 /* Read a stream to its end, into a `data` that is empty. Owns: the stream stays the caller's. GIL:
  * not needed, and not to be held: a producer may wait for threads that want it. Errors:

@@ -268,7 +268,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
  * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
-/* ---- mapping.c: files in memory -------------------------------------------------------------- */
+/* ---- write.c: files in memory ---------------------------------------------------------------- */
 
 enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 

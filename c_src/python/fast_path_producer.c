@@ -6,7 +6,7 @@
 
 #include "core/thread_state.h"
 #include "route.h"
-#include "threads.h"
+#include "base/threads.h"
 
 static PyObject *dtype_name, *device_name, *dlpack_name; /* interned, by py_producer_init */
 static PyObject* modules; /* sys.modules; held, since an interpreter that ends gives it up before it

@@ -4,8 +4,8 @@
 /* How an exact type reaches a target without Python: what python/route_read.c fills in,
  * python/route.c keeps and python/fast_path.c runs. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "interop/interop.h"
+#include "base/threads.h"
 
 enum { DLX_MAX_QUESTIONS = 12, DLX_MAX_KEYWORDS = 4 /* of __dlpack__ */ };
 
@@ -422,5 +422,10 @@ int py_tree_takes(PyTypeObject* type);
 PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned options);
 
 extern PyMethodDef py_tree_functions[];
+
+/* ---- python/fast_path_type.c ---------------------------------------------------------------- */
+
+/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
+int py_fast_path_init(PyObject* module);
 
 #endif

@@ -184,7 +184,7 @@ def tensor_from(
     if address % min(16, itemsize & -itemsize):  # of a network's frame, say: consumers count on natural alignment
         view = memoryview(bytes(view) if view.readonly else bytearray(view))
         address = native.buffer_address(view)
-    try:  # laid out as `numbers` in c_src/python/within.c
+    try:  # laid out as `numbers` in c_src/interop/packed.c
         numbers = struct.pack(f"=q2BH2B2x{len(shape) + len(strides)}q", 0, *dtype, len(shape), flags, *shape, *strides)
     except struct.error as error:
         raise ValueError("its numbers describe no tensor") from error

@@ -1140,8 +1140,8 @@ static void target_arrow_out(void) {
   dlx_arrow* data = dlx_arrow_new();
   HOLDS(dlx_arrow_move_schema(data, &type) == DLX_OK);
   HOLDS(dlx_arrow_move_schema(data, &type) == DLX_E_CONSUMED);
-  HOLDS(dlx_arrow_move_array(data, &array) == DLX_OK);
-  HOLDS(dlx_arrow_move_array(data, &array) == DLX_E_CONSUMED);
+  HOLDS(dlx_arrow_move_array(data, &array, 0) == DLX_OK);
+  HOLDS(dlx_arrow_move_array(data, &array, 0) == DLX_E_CONSUMED);
   dlx_arrow_column column;
   dlx_arrow_fault fault;
   HOLDS(dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault) == DLX_OK);

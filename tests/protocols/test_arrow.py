@@ -427,6 +427,15 @@ def test_a_failing_producer_is_the_cause():
     assert isinstance(caught.value.__cause__, OSError) and len(asked) == 1
 
 
+@pytest.mark.parametrize("name", ["__arrow_c_schema__", "__arrow_c_array", "", "__dlpack__"])
+def test_methods_that_arrow_does_not_have(name):
+    """They are not called: what they give would be taken for another struct."""
+    with pytest.raises(ValueError, match="Arrow has no method"):
+        native.arrow_open(object(), name)
+    with pytest.raises(TypeError, match="a method's name is a str"):
+        native.arrow_open(object(), name.encode())
+
+
 def test_capsules_are_used_once(released):
     """A second conversion of an object that gives the same structs is refused, and releases nothing twice."""
     obj = column(1, 2)

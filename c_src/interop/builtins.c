@@ -1,7 +1,7 @@
 /* Making dlx.Tensor objects: over an address, as a further view, as a copy; and listing the
  * incompatibilities between one and a consumer. */
 
-#include "dlx_python.h"
+#include "interop.h"
 
 #include <string.h>
 
@@ -238,10 +238,8 @@ PyDoc_STRVAR(
 static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("tensor_stack", nargs, 1, 2)) return NULL;
   PyObject* tensors = args[0];
-  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
-    PyErr_SetString(PyExc_TypeError, "tensor_stack takes a list with tensors in it");
-    return NULL;
-  }
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
+    return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list with tensors in it");
   const dlx_capabilities* consumer = nargs == 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
   if (consumer == NULL && PyErr_Occurred()) return NULL;
   Py_ssize_t n = PyList_GET_SIZE(tensors);
@@ -307,10 +305,8 @@ PyDoc_STRVAR(buffer_address_doc,
              "Return the address of a memoryview's first element.");
 
 static PyObject* buffer_address(PyObject* module, PyObject* view) {
-  if (!PyMemoryView_Check(view)) {
-    PyErr_SetString(PyExc_TypeError, "buffer_address takes a memoryview");
-    return NULL;
-  }
+  if (!PyMemoryView_Check(view))
+    return PyErr_Format(PyExc_TypeError, "buffer_address takes a memoryview");
   Py_buffer buffer; /* asked for anew, since a view may have been released */
   if (PyObject_GetBuffer(view, &buffer, PyBUF_FULL_RO) < 0) return NULL;
   void* address = buffer.buf;

@@ -4,32 +4,31 @@
  * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
  * the one who renamed it. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "interop.h"
+#include "base/threads.h"
 
-static const char k_versioned[] = "dltensor_versioned";
-static const char k_legacy[] = "dltensor";
-static const char k_used_versioned[] = "used_dltensor_versioned";
-static const char k_used_legacy[] = "used_dltensor";
+enum { VERSIONED, LEGACY };
+static const char* const fresh_name[] = {"dltensor_versioned", "dltensor"};
+static const char* const used_name[] = {"used_dltensor_versioned", "used_dltensor"};
 
 /* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
  * that rejects sets its error first and drops the capsule then. */
 static void destroy_versioned(PyObject* capsule) {
-  if (PyCapsule_IsValid(capsule, k_versioned))
-    py_managed_release(PyCapsule_GetPointer(capsule, k_versioned));
+  if (PyCapsule_IsValid(capsule, fresh_name[VERSIONED]))
+    py_managed_release(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]));
 }
 
 static void destroy_legacy(PyObject* capsule) {
-  if (!PyCapsule_IsValid(capsule, k_legacy)) return;
+  if (!PyCapsule_IsValid(capsule, fresh_name[LEGACY])) return;
   py_pending pending = py_pending_save();
-  dlx_legacy_release(PyCapsule_GetPointer(capsule, k_legacy));
+  dlx_legacy_release(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]));
   py_pending_restore(pending);
 }
 
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
   PyObject* capsule;
   if (!legacy) {
-    capsule = PyCapsule_New(made, k_versioned, destroy_versioned);
+    capsule = PyCapsule_New(made, fresh_name[VERSIONED], destroy_versioned);
     if (capsule == NULL) dlx_managed_release(made);
     return capsule;
   }
@@ -39,7 +38,7 @@ PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
     dlx_managed_release(made);
     return py_raise(status, NULL);
   }
-  capsule = PyCapsule_New(shell, k_legacy, destroy_legacy);
+  capsule = PyCapsule_New(shell, fresh_name[LEGACY], destroy_legacy);
   if (capsule == NULL) dlx_legacy_release(shell);
   return capsule;
 }
@@ -50,11 +49,12 @@ PyDoc_STRVAR(capsule_state_doc,
 
 static PyObject* capsule_state(PyObject* module, PyObject* obj) {
   const char* state = NULL;
-  if (PyCapsule_IsValid(obj, k_versioned)) {
+  if (PyCapsule_IsValid(obj, fresh_name[VERSIONED])) {
     state = "versioned";
-  } else if (PyCapsule_IsValid(obj, k_legacy)) {
+  } else if (PyCapsule_IsValid(obj, fresh_name[LEGACY])) {
     state = "legacy";
-  } else if (PyCapsule_IsValid(obj, k_used_versioned) || PyCapsule_IsValid(obj, k_used_legacy)) {
+  } else if (PyCapsule_IsValid(obj, used_name[VERSIONED]) ||
+             PyCapsule_IsValid(obj, used_name[LEGACY])) {
     state = "used";
   }
   if (state == NULL) Py_RETURN_NONE;
@@ -63,9 +63,9 @@ static PyObject* capsule_state(PyObject* module, PyObject* obj) {
 
 /* GIL: needed. Errors: a raised exception that says what the object is instead. */
 static int is_fresh(PyObject* obj, int* legacy) {
-  *legacy = PyCapsule_IsValid(obj, k_legacy);
-  if (*legacy || PyCapsule_IsValid(obj, k_versioned)) return 1;
-  if (PyCapsule_IsValid(obj, k_used_versioned) || PyCapsule_IsValid(obj, k_used_legacy)) {
+  *legacy = PyCapsule_IsValid(obj, fresh_name[LEGACY]);
+  if (*legacy || PyCapsule_IsValid(obj, fresh_name[VERSIONED])) return 1;
+  if (PyCapsule_IsValid(obj, used_name[VERSIONED]) || PyCapsule_IsValid(obj, used_name[LEGACY])) {
     py_raise(DLX_E_CONSUMED, NULL);
   } else if (PyCapsule_CheckExact(obj)) {
     const char* name = PyCapsule_GetName(obj);
@@ -79,13 +79,13 @@ static int is_fresh(PyObject* obj, int* legacy) {
 /* Owns: on success `out` owes the capsule's managed tensor its deleter. Errors: a status; nothing
  * taken. */
 static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
-  return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, k_legacy), out)
-                : dlx_managed_adopt(PyCapsule_GetPointer(capsule, k_versioned), out);
+  return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]), out)
+                : dlx_managed_adopt(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]), out);
 }
 
 static PyObject* refuse(int status, PyObject* capsule, int legacy) {
   if (status == DLX_E_VERSION && !legacy) {
-    const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, k_versioned);
+    const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]);
     return py_raise(status, "the capsule speaks DLPack %u.%u, dlx reads 1.x", m->version.major,
                     m->version.minor);
   }
@@ -105,7 +105,7 @@ PyDoc_STRVAR(capsule_claim_doc,
 static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
   if (PyCapsule_GetDestructor(capsule) != (legacy ? destroy_legacy : destroy_versioned))
     return NULL;
-  void* content = PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned);
+  void* content = PyCapsule_GetPointer(capsule, fresh_name[legacy]);
   DLManagedTensorVersioned* made = NULL;
   if (legacy)
     made = dlx_legacy_unwrap(content);
@@ -135,7 +135,7 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
     claimed = unwrap(capsule, legacy);
     int status = claimed ? DLX_OK : adopt(capsule, legacy, &claimed);
     if (status == DLX_OK)
-      PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+      PyCapsule_SetName(capsule, used_name[legacy]);
     else
       refuse(status, capsule, legacy);
   }
@@ -155,9 +155,10 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
 DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
   DLManagedTensorVersioned* made = NULL;
   PY_LOCKED(capsule)
-  int legacy = !PyCapsule_IsValid(capsule, k_versioned);
-  if ((!legacy || PyCapsule_IsValid(capsule, k_legacy)) && adopt(capsule, legacy, &made) == DLX_OK)
-    PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+  int legacy = !PyCapsule_IsValid(capsule, fresh_name[VERSIONED]);
+  if ((!legacy || PyCapsule_IsValid(capsule, fresh_name[LEGACY])) &&
+      adopt(capsule, legacy, &made) == DLX_OK)
+    PyCapsule_SetName(capsule, used_name[legacy]);
   PY_UNLOCKED()
   return made;
 }
@@ -165,12 +166,12 @@ DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
 int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
   int is_back = 0;
   PY_LOCKED(capsule)
-  int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
-  if (legacy || PyCapsule_IsValid(capsule, k_used_versioned)) {
-    void* foreign = PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned);
+  int legacy = PyCapsule_IsValid(capsule, used_name[LEGACY]);
+  if (legacy || PyCapsule_IsValid(capsule, used_name[VERSIONED])) {
+    void* foreign = PyCapsule_GetPointer(capsule, used_name[legacy]);
     is_back = dlx_managed_is_sole(made) && dlx_managed_owner(made, NULL) == foreign;
     if (is_back) dlx_managed_own(made, NULL, NULL);
-    if (is_back) PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+    if (is_back) PyCapsule_SetName(capsule, fresh_name[legacy]);
   }
   PY_UNLOCKED()
   if (is_back) dlx_managed_release(made);
@@ -232,8 +233,8 @@ PyDoc_STRVAR(
  * Owns: on 1 the capsule has a count of its own. GIL: needed; may run Python. Errors: 0 = the
  * capsule is used as before. */
 static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
-  int legacy = PyCapsule_IsValid(capsule, k_used_legacy), is_back = 0;
-  const char* used = legacy ? k_used_legacy : k_used_versioned;
+  int legacy = PyCapsule_IsValid(capsule, used_name[LEGACY]), is_back = 0;
+  const char* used = used_name[legacy];
   if (!PyCapsule_IsValid(capsule, used)) return 0;
   void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
   if (made != claimed && dlx_managed_owner(made, NULL) != claimed) return 0;
@@ -250,7 +251,7 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
   if (PyCapsule_IsValid(capsule, used) && PyCapsule_GetPointer(capsule, used) == claimed &&
       (!legacy || dlx_legacy_export(made, (DLManagedTensor**)&content) == DLX_OK)) {
     PyCapsule_SetPointer(capsule, content);
-    PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+    PyCapsule_SetName(capsule, fresh_name[legacy]);
     is_back = 1;
   }
   PY_UNLOCKED()

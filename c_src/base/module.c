@@ -3,7 +3,8 @@
  */
 
 #include "gil.h"
-#include "route.h"
+#include "python/route.h"
+#include "view/view.h"
 
 int dlx_bind(uintptr_t module);
 PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */

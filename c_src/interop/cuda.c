@@ -1,7 +1,7 @@
 /* dlx.Tensor over device memory: when it may be read, and until when it is used. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "interop.h"
+#include "base/threads.h"
 
 #define UNORDERED UINT64_MAX
 

@@ -1,7 +1,8 @@
 /* The base type of lazy views: a source, and a cache of converted elements by index or key. The
  * cache, and elements that have a route, are in C; everything else is in dlx/_views/base.py. */
 
-#include "route.h"
+#include "view.h"
+#include "python/route.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -325,10 +326,7 @@ PyDoc_STRVAR(slots_results_doc,
 
 static PyObject* slots_results(PyObject* object, PyObject* unused) {
   SlotsObject* view = (SlotsObject*)object;
-  if (view->slots == NULL) {
-    PyErr_SetString(PyExc_ValueError, "the view has no source");
-    return NULL;
-  }
+  if (view->slots == NULL) return PyErr_Format(PyExc_ValueError, "the view has no source");
   PyObject* elements = NULL;
   Py_ssize_t size = -1;
   if (view->getter == NULL && !PyList_CheckExact(view->source) &&

@@ -1,6 +1,6 @@
 /* dlx.Tensor's side of Arrow's PyCapsule interface: __arrow_c_array__ and __arrow_c_schema__. */
 
-#include "dlx_python.h"
+#include "tensor.h"
 
 #include "core/allocate.h"
 #include "core/arrow.h"
@@ -75,10 +75,9 @@ PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nar
                          PyObject* names) {
   Py_ssize_t given = names ? PyTuple_GET_SIZE(names) : 0;
   if (nargs + given > 1 || (given && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0),
-                                                                      "requested_schema") != 0)) {
-    PyErr_SetString(PyExc_TypeError, "__arrow_c_array__ takes requested_schema and nothing else");
-    return NULL;
-  }
+                                                                      "requested_schema") != 0))
+    return PyErr_Format(PyExc_TypeError,
+                        "__arrow_c_array__ takes requested_schema and nothing else");
   DLManagedTensorVersioned* made = py_tensor_managed(tensor);
   PyObject* array = made ? array_capsule(made) : NULL;
   PyObject* schema = array ? py_arrow_schema(tensor, NULL) : NULL;

@@ -1,8 +1,8 @@
 /* The type dlx.Tensor: its attributes and methods. The classes and texts among them are made in
  * Python, see hooks.h. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "tensor.h"
+#include "base/threads.h"
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 

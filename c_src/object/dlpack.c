@@ -5,8 +5,8 @@
  * stream, which current_work_stream returns: exported memory is ready on that stream, and imported
  * memory is taken to be ready there. */
 
-#include "dlx_python.h"
-#include "gil.h"
+#include "interop/interop.h"
+#include "base/gil.h"
 
 #include <stdio.h>
 
@@ -67,10 +67,7 @@ static int keyword_of(PyObject* name) {
 PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                            PyObject* names) {
   PyObject* value[KEYWORDS] = {Py_None, Py_None, Py_None, Py_None};
-  if (nargs != 0) {
-    PyErr_SetString(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
-    return NULL;
-  }
+  if (nargs != 0) return PyErr_Format(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
   for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
     int k = keyword_of(name);

@@ -2,9 +2,9 @@
  * dlx, whose shape and strides are our own copies; nothing of the producer's metadata is read
  * again. */
 
-#include "dlx_python.h"
-#include "gil.h"
-#include "threads.h"
+#include "tensor.h"
+#include "base/gil.h"
+#include "base/threads.h"
 
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 /* The raw entry points of C interop: a dlx.Tensor from a managed tensor at an address or over fresh
  * memory, and the address of a dlx.Tensor's DLTensor. */
 
-#include "dlx_python.h"
+#include "interop.h"
 
 #include "core/allocate.h"
 

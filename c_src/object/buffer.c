@@ -5,7 +5,10 @@
  * the shape and the strides stay as they are while the view lives, whatever becomes of the
  * dlx.Tensor. */
 
-#include "dlx_python.h"
+#include "tensor.h"
+
+#include "core/dtypes.h"
+#include "core/strides.h"
 
 #include <string.h>
 
@@ -13,30 +16,32 @@ _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "extents are handed on as 
 
 static char nothing[16]; /* the address of what has no elements, for those who want one */
 
-/* Letters of PEP 3118 and `struct`, with the widths in bytes that they may have. A native 'l' may
- * be marked '<' (ctypes does) without being 4 bytes wide; a union calls itself 'B' without being
- * bytes. For each dtype the letters that are written come first. */
+/* Letters of PEP 3118 and `struct`: those that are written, then others that mean the same. A
+ * native 'l' may be marked '<' (ctypes does) without being 4 bytes wide; a union calls itself 'B'
+ * without being bytes: so the width has to fit. */
 static const struct {
   char letters[3];
-  uint8_t code, width, wider, is_written;
+  uint8_t code, bits;
 } formats[] = {
-    {"?", kDLBool, 1, 1, 1},       {"b", kDLInt, 1, 1, 1},      {"h", kDLInt, 2, 2, 1},
-    {"i", kDLInt, 4, 4, 1},        {"l", kDLInt, 4, 8, 1},      {"q", kDLInt, 8, 8, 1},
-    {"n", kDLInt, 8, 8, 0},        {"B", kDLUInt, 1, 1, 1},     {"H", kDLUInt, 2, 2, 1},
-    {"I", kDLUInt, 4, 4, 1},       {"L", kDLUInt, 4, 8, 1},     {"Q", kDLUInt, 8, 8, 1},
-    {"N", kDLUInt, 8, 8, 0},       {"c", kDLUInt, 1, 1, 0},     {"e", kDLFloat, 2, 2, 1},
-    {"f", kDLFloat, 4, 4, 1},      {"d", kDLFloat, 8, 8, 1},    {"Zf", kDLComplex, 8, 8, 1},
-    {"Zd", kDLComplex, 16, 16, 1}, {"Ze", kDLComplex, 4, 4, 0}, {"F", kDLComplex, 8, 8, 0},
-    {"D", kDLComplex, 16, 16, 0},
+#define FORMAT(code, bits, letters, arrow, number) {letters, code, bits},
+    DLX_DTYPES(FORMAT){"l", kDLInt, 32},
+    {"q", kDLInt, 64},
+    {"n", kDLInt, 64},
+    {"L", kDLUInt, 32},
+    {"Q", kDLUInt, 64},
+    {"N", kDLUInt, 64},
+    {"c", kDLUInt, 8},
+    {"Ze", kDLComplex, 32},
+    {"F", kDLComplex, 64},
+    {"D", kDLComplex, 128},
 };
 
-enum { FORMATS = sizeof formats / sizeof *formats };
+enum { FORMATS = sizeof formats / sizeof *formats, WRITTEN = FORMATS - 10 };
 
 /* GIL: not needed. Errors: NULL where buffers have no letters for the dtype. */
 static const char* format_of(DLDataType dtype) {
-  for (size_t i = 0; i < FORMATS; i++) {
-    if (formats[i].is_written && formats[i].code == dtype.code && dtype.lanes == 1 &&
-        (formats[i].width * 8 == dtype.bits || formats[i].wider * 8 == dtype.bits))
+  for (int i = 0; i < WRITTEN; i++) {
+    if (formats[i].code == dtype.code && formats[i].bits == dtype.bits && dtype.lanes == 1)
       return formats[i].letters;
   }
   return NULL;
@@ -44,10 +49,10 @@ static const char* format_of(DLDataType dtype) {
 
 /* GIL: not needed. Errors: -1 where the letters are no number of this many bytes. */
 static int dtype_of(const char* letters, Py_ssize_t itemsize, DLDataType* out) {
-  for (size_t i = 0; i < FORMATS; i++) {
+  for (int i = 0; i < FORMATS; i++) {
     if (formats[i].letters[0] == *letters && strcmp(formats[i].letters, letters) == 0 &&
-        (formats[i].width == itemsize || formats[i].wider == itemsize)) {
-      *out = (DLDataType){formats[i].code, (uint8_t)(8 * itemsize), 1};
+        formats[i].bits == 8 * itemsize) {
+      *out = (DLDataType){formats[i].code, formats[i].bits, 1};
       return 0;
     }
   }
@@ -163,10 +168,8 @@ static int read_dtype(const Py_buffer* b, DLDataType* out) {
 static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
   DLDataType dtype;
   if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || read_dtype(b, &dtype) < 0) return -1;
-  for (int i = 0; i < b->ndim; i++) {
-    strides[i] = b->strides[i] / b->itemsize;
-    if (strides[i] * b->itemsize != b->strides[i] && b->shape[i] > 1) return -1;
-  }
+  if (!dlx_whole_strides(b->ndim, (int64_t*)b->shape, (int64_t*)b->strides, b->itemsize, strides))
+    return -1;
   *out = (DLTensor){.data = b->buf,
                     .device = {kDLCPU, 0},
                     .ndim = b->ndim,

@@ -2,8 +2,8 @@
  * once, which marks them as used; from then on the counts of core/arrow.c decide when it is
  * released. Python holds it in a capsule of dlx's own. */
 
-#include "dlx_python.h"
-#include "threads.h"
+#include "interop.h"
+#include "base/threads.h"
 
 #include "core/arrow.h"
 
@@ -56,8 +56,7 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   PY_UNLOCKED()
   if (status == DLX_OK) {
     PY_LOCKED(capsules[1])
-    status = name == k_array ? dlx_arrow_move_array(data, array)
-                             : dlx_arrow_move_device_array(data, array);
+    status = dlx_arrow_move_array(data, array, name == k_device_array);
     PY_UNLOCKED()
   }
   return status == DLX_OK ? 0 : (refuse(status), -1);

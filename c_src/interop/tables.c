@@ -1,8 +1,8 @@
 /* Exchange tables of others: found on the exact type, never trusted about versions, and never
  * cached as absent (a library may add one to a type after import). */
 
-#include "dlx_python.h"
-#include "exchange.h"
+#include "interop.h"
+#include "tables.h"
 
 static const char k_table[] = "dlpack_exchange_api";
 

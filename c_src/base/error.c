@@ -1,6 +1,6 @@
 /* How C raises the errors of dlx and forgets those that the Python path raises again. */
 
-#include "dlx_python.h"
+#include "error.h"
 
 PyObject* py_raise(int status, const char* format, ...) {
   if (status == DLX_E_MEMORY) return PyErr_NoMemory();

@@ -1,7 +1,7 @@
 /* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes the numbers;
  * dlx.attach, and reading a pickle, check them and make the arrays. */
 
-#include "route.h"
+#include "python/route.h"
 
 #include <string.h>
 
@@ -53,11 +53,8 @@ static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize
   }
   if (left < (Py_ssize_t)sizeof n || left < *used || n.ndim > DLX_MAX_NDIM || n.is_row_major > 1 ||
       n.zero || n.code == kDLOpaqueHandle ||
-      (n.flags & ~DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n.offset < 0 ||
-      n.offset > m->size) {
-    PyErr_SetString(PyExc_ValueError, "its numbers describe no tensor");
-    return NULL;
-  }
+      (n.flags & ~DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n.offset < 0 || n.offset > m->size)
+    return PyErr_Format(PyExc_ValueError, "its numbers describe no tensor"), NULL;
   int64_t* shape = (int64_t*)(at + sizeof n);
   DLTensor like = {
       .data = (void*)(m->address + (uintptr_t)n.offset),
