@@ -266,11 +266,6 @@ int py_table_publish(PyTypeObject* type);
 /* Create the type and add it to the module. Errors: -1 with an exception. */
 int py_tensor_init(PyObject* module);
 
-/* ---- python/fast_path_type.c ----------------------------------------------------------------- */
-
-/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
-int py_fast_path_init(PyObject* module);
-
 /* ---- python/view.c --------------------------------------------------------------------------- */
 
 /* Add the type Slots, the base of lazy views, to a module. GIL: needed. Errors: -1 with an

@@ -2,8 +2,10 @@
  * those of the py_ files. They are ordinary builtins: the GIL held, real exceptions, real objects.
  */
 
+#include "call/function.h"
+#include "convert/pairs.h"
+#include "convert/streams.h"
 #include "gil.h"
-#include "route.h"
 
 int dlx_bind(uintptr_t module);
 PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
@@ -40,14 +42,14 @@ static PyObject* bind(PyObject* self, PyObject* module) {
       PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
       PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
       PyModule_AddFunctions(module, py_arrow_functions) < 0 || py_arrow_init() < 0 ||
-      py_capsule_init() < 0 || py_route_init() < 0 || py_producer_init() < 0 ||
+      py_capsule_init() < 0 || py_pair_init() < 0 || py_producer_init() < 0 || py_tree_init() < 0 ||
       PyModule_AddFunctions(module, py_exchange_functions) < 0 ||
       PyModule_AddFunctions(module, py_describe_functions) < 0 ||
-      PyModule_AddFunctions(module, py_route_functions) < 0 ||
-      PyModule_AddFunctions(module, py_producer_functions) < 0 ||
-      PyModule_AddFunctions(module, py_stream_functions) < 0 ||
-      PyModule_AddFunctions(module, py_tree_functions) < 0 || py_tensor_init(module) < 0 ||
-      py_fast_path_init(module) < 0 || py_view_init(module) < 0)
+      PyModule_AddFunctions(module, py_pair_functions) < 0 ||
+      PyModule_AddFunctions(module, py_call_functions) < 0 ||
+      PyModule_AddFunctions(module, py_stream_functions) < 0 || py_source_init(module) < 0 ||
+      py_target_init(module) < 0 || py_tensor_init(module) < 0 || py_function_init(module) < 0 ||
+      py_view_init(module) < 0)
     return NULL;
   Py_RETURN_NONE;
 }

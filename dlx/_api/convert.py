@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api import traced as traced  # torch.compile finds it
 from dlx._containers.lookup import container_of
-from dlx._core import native
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._core.tracebacks import name_action, public
@@ -134,10 +133,6 @@ def convert(
     quick = fast_path if readonly == "copy" and copy is None else None
     if lazy:
         return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
-    if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
-        result = native.convert_tree(quick, obj, to)
-        if result is not NotImplemented:
-            return result
     return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
 
 
