@@ -20,7 +20,6 @@
   HOOK(cuda_interface, NULL)          /* (tensor) -> dict */                                       \
   HOOK(readonly_words, &PyTuple_Type) /* the values of `readonly`: copy, error, share; interned */ \
   HOOK(refused, NULL)       /* (function, names of keywords or None, exception) -> None */         \
-  HOOK(tree_rule, NULL)     /* (type) -> (flatten, unflatten, mutable), or None */                 \
   HOOK(stream_keeper, NULL) /* (device id, handle) -> what keeps the stream, or None */
 
 #define PY_HOOK_MEMBER(name, type) PyObject* name;

@@ -7,17 +7,32 @@
 #include <Python.h>
 
 /* Each is interned once, as py_name_... */
-#define PY_NAMES(NAME)                     \
-  NAME(arrow_array, "__arrow_c_array__")   \
-  NAME(arrow_stream, "__arrow_c_stream__") \
-  NAME(back, "back")                       \
-  NAME(copy, "copy")                       \
-  NAME(dl_device, "dl_device")             \
-  NAME(dlpack, "__dlpack__")               \
-  NAME(max_version, "max_version")         \
-  NAME(missed, "_missed")                  \
-  NAME(same_as, "same_as")                 \
-  NAME(stream, "stream")                   \
+#define PY_NAMES(NAME)                                   \
+  NAME(array_interface, "__array_interface__")           \
+  NAME(arrow_array, "__arrow_c_array__")                 \
+  NAME(arrow_stream, "__arrow_c_stream__")               \
+  NAME(back, "back")                                     \
+  NAME(copy, "copy")                                     \
+  NAME(cpu, "cpu")                                       \
+  NAME(cuda_array_interface, "__cuda_array_interface__") \
+  NAME(detach, "detach")                                 \
+  NAME(device, "device")                                 \
+  NAME(dl_device, "dl_device")                           \
+  NAME(dlpack, "__dlpack__")                             \
+  NAME(dlpack_device, "__dlpack_device__")               \
+  NAME(dlx, "dlx")                                       \
+  NAME(dtype, "dtype")                                   \
+  NAME(hash, "__hash__")                                 \
+  NAME(lazy, "lazy")                                     \
+  NAME(like, "like")                                     \
+  NAME(max_version, "max_version")                       \
+  NAME(missed, "_missed")                                \
+  NAME(module, "__module__")                             \
+  NAME(qualname, "__qualname__")                         \
+  NAME(readonly, "readonly")                             \
+  NAME(same_as, "same_as")                               \
+  NAME(stream, "stream")                                 \
+  NAME(to, "to")                                         \
   NAME(touch, "_touch")
 
 #define PY_NAME_DECLARED(name, text) extern PyObject* py_name_##name;

@@ -54,6 +54,28 @@ static inline PyObject* py_list_get(PyObject* list, Py_ssize_t i) {
 #endif
 }
 
+/* An attribute that need not be there: NULL then. Owns: new reference. May run Python. Errors: -1
+ * with an exception. */
+static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return PyObject_GetOptionalAttr(obj, name, out);
+#else
+  return _PyObject_LookupAttr(obj, name, out);
+#endif
+}
+
+/* What a weak reference is to. Owns: new reference. Errors: NULL = it is gone; none. */
+static inline PyObject* py_weak_get(PyObject* reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found;
+  PyWeakref_GetRef(reference, &found);
+  return found;
+#else
+  PyObject* found = PyWeakref_GET_OBJECT(reference);
+  return found == Py_None ? NULL : Py_NewRef(found);
+#endif
+}
+
 /* Say that a module needs no GIL; of each of ours at its end. Owns: takes the module, and gives it
  * back. Errors: NULL goes through. */
 static inline PyObject* py_without_gil(PyObject* module) {

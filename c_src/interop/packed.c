@@ -1,7 +1,7 @@
 /* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes the numbers;
  * dlx.attach, and reading a pickle, check them and make the arrays. */
 
-#include "python/route.h"
+#include "convert/pairs.h"
 
 #include <string.h>
 
@@ -140,20 +140,20 @@ static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssiz
   return list;
 }
 
-/* Hand all tensors to the target of a route. Owns: the result is new; `all` has nothing more.
- * Errors: NULL with an exception; NULL without one: the target does not take them as they are. */
-static PyObject* hand_over_all(PyObject* callable, py_route* route, PyObject* to, tensors* all) {
-  uint32_t resolvable = 0;
+/* Hand all tensors to a target. Owns: the result is new; `all` has nothing more. Errors: NULL with
+ * an exception; NULL without one: the target does not take them as they are. */
+static PyObject* hand_over_all(const py_call* call, py_pair pair, tensors* all) {
+  py_target* target = pair.target;
+  py_offer offer = {.state = PY_TAKEN};
   Py_ssize_t i = 0;
-  if (py_fast_path_holds(route)) {
-    while (i < all->n && py_fast_path_takes(route, all->made[i], 0, &resolvable) && !resolvable)
+  if (py_target_holds(target)) {
+    while (i < all->n && py_offer_checks(pair.source, target, all->made[i], 0, &offer) &&
+           offer.state == PY_TAKEN)
       i++;
   }
   PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
   i = 0;
-  while (list && i < all->n)
-    list =
-        with(list, py_fast_path_hand_over(callable, route, all->made[i++], Py_None, to, NULL, 0));
+  while (list && i < all->n) list = with(list, target->make(call, target, all->made[i++], Py_None));
   drop_all(all, i);
   if (list == NULL && PyErr_Occurred()) py_error_forget();
   return list;
@@ -171,14 +171,13 @@ static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize
   tensors all;
   if (!py_args("arrays_within", n, 7, 7) || memory_of(args, &m) < 0) return NULL;
   PyObject* list = NULL;
-  py_routes_begin();
-  py_route* route = py_fast_path_route(args[5], &py_tensor_type, args[6]);
-  if (route && route->is_fast_path == 1 && !route->is_same) {
-    py_route_enter(route);
-    if (make_all(&m, &all) == 0) list = hand_over_all(args[5], route, args[6], &all);
-    py_route_leave(route);
-  }
-  py_routes_end();
+  py_call call = {.function = (FastPathObject*)args[5], .to = args[6]};
+  py_maps_begin();
+  py_pair pair = py_pair_of(call.function, &py_tensor_type, call.to);
+  if (pair.source && pair.what == PY_CONVERTS && make_all(&m, &all) == 0)
+    list = hand_over_all(&call, pair, &all);
+  if (pair.source) py_pair_release(pair);
+  py_maps_end();
   PyBuffer_Release(&m.numbers);
   if (list || PyErr_Occurred()) return list;
   Py_RETURN_NONE;

@@ -2,7 +2,7 @@
  * cache, and elements that have a route, are in C; everything else is in dlx/_views/base.py. */
 
 #include "view.h"
-#include "python/route.h"
+#include "convert/pairs.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -136,11 +136,14 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   PyObject *known = PyTuple_GET_ITEM(fast, 3), *moved = PyTuple_GET_ITEM(fast, 4);
   int is_known = name ? PyDict_Contains(known, name) : -1;
   if (is_known == 0 && PyDict_GET_SIZE(moved)) is_known = PyDict_Contains(moved, name);
-  py_routes_begin();
-  py_route* r = is_known == 0 ? py_route_find(Py_TYPE(element), to) : NULL;
-  if (r && (r->is_same || r->is_root_only)) r = NULL;
-  if (r && r->is_fast_path == 1) result = py_fast_path_run(callable, r, element, to, 0);
-  py_routes_end();
+  py_call call = {.function = (FastPathObject*)callable, .to = to};
+  py_pair pair = {.source = NULL};
+  py_maps_begin();
+  if (is_known == 0) pair = py_pair_find(Py_TYPE(element), to);
+  if (pair.source && pair.what == PY_CONVERTS && !pair.at_root)
+    result = py_convert_one(&call, pair, element);
+  if (pair.source) py_pair_release(pair);
+  py_maps_end();
   if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
   Py_XDECREF(name);
   return result;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from dlx._core import native
 from dlx._core.public import public
 from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
 from dlx._engine import traced as traced  # torch.compile finds it
@@ -138,10 +137,6 @@ def convert(
     is_plain = named is not None and readonly == "copy" and copy is None
     if lazy:
         return views.lazy_view(obj, request, to if is_plain else None, strict=strict, collect=errors == "collect")
-    if is_plain and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
-        result = native.convert_tree(FAST_PATH, obj, to)
-        if result is not NotImplemented:
-            return result
     return batch.convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", to=named)
 
 

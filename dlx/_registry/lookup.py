@@ -30,7 +30,6 @@ from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any, NamedTuple
 from weakref import ref
 
-from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
@@ -249,22 +248,6 @@ def container_of(kind: type) -> Container | None:
             return None
     late = handler is not None and handler is not OWN and not handler.types
     return None if late and _speaks(kind) else handler  # the attribute may have been added since
-
-
-def _rule_of(kind: type) -> tuple[Any, Any, bool] | None:
-    """Return how the fast path takes a container apart and makes a new one; None where the Python path has more to do.
-
-    That is where the container's own code is called (what adapters declare, ``__dlx_tree__``), where a child has
-    another identity than its address, and where it may become something else.
-    """
-    handler = container_of(kind)
-    if handler is None or handler.types or handler is OWN or handler.kind not in ("sequence", "mapping", "record"):
-        return None
-    more = handler.holds or handler.falls_to or handler.identity or handler.unflatten is None
-    return None if more else (handler.flatten, handler.unflatten, handler.mutable)
-
-
-native.register(tree_rule=_rule_of)
 
 
 def what_is(kind: type) -> Container | Adapter | type | None:

@@ -2,59 +2,55 @@
  * reads an object takes any that dlx.convert(obj, to="dlx") takes. Guards are asked, which the
  * tables that frameworks put on their types do not. */
 
-#include "route.h"
+#include "pairs.h"
 
-static PyObject *convert, *target; /* the fast path, and its `to` */
-static PyObject* otherwise;        /* otherwise(obj): the Python path; gives a dlx.Tensor */
-static PyObject* refusal;          /* what `borrow` raises: a program may meet it at every call */
+static PyObject *function, *target; /* the fast path, and its `to` */
+static PyObject* otherwise;         /* otherwise(obj): the Python path; gives a dlx.Tensor */
+static PyObject* refusal;           /* what `borrow` raises: a program may meet it at every call */
 
-/* The route of an object's type. Owns: borrowed. GIL: needed; may run Python. Errors: NULL = ask
- * Python, unless an exception is set. */
-static py_route* route_of(PyObject* obj) {
-  py_route* r = py_fast_path_route(convert, Py_TYPE(obj), target);
-  return r && r->is_fast_path && !r->is_same ? r : NULL;
+/* Owns: as py_pair_of. Errors: its source is NULL = ask Python, unless an exception is set. */
+static py_pair pair_of(PyObject* obj) {
+  py_pair pair = py_pair_of((FastPathObject*)function, Py_TYPE(obj), target);
+  if (pair.source == NULL || pair.what == PY_CONVERTS) return pair;
+  py_pair_release(pair);
+  return (py_pair){.source = NULL};
 }
 
 /* Owns: the caller owns *out, which keeps the memory alive by itself. GIL: needed; may run Python.
  * Errors: -1 with an exception. */
 static int to_managed(void* obj, DLManagedTensorVersioned** out) {
-  uint32_t resolvable;
-  *out = NULL;
-  py_routes_begin();
-  py_route* r = route_of(obj);
-  if (r) {
-    py_route_enter(r);
-    *out = py_fast_path_borrow(r, obj, DLX_SHARES | DLX_HOST_ONLY, &resolvable);
-    py_route_leave(r);
+  py_offer offer = {.made = NULL};
+  py_maps_begin();
+  py_pair pair = pair_of(obj);
+  if (pair.source) {
+    py_take_of(pair, obj, DLX_SHARES | DLX_HOST_ONLY, &offer);
+    py_pair_release(pair);
   }
-  py_routes_end();
-  if (*out) return 0;
-  if (PyErr_Occurred()) return -1;
-  PyObject* tensor = PyObject_CallOneArg(otherwise, obj);
+  py_maps_end();
+  if ((*out = offer.made) != NULL) return 0;
+  PyObject* tensor = PyErr_Occurred() ? NULL : PyObject_CallOneArg(otherwise, obj);
   if (tensor == NULL) return -1;
   int status = py_tensor_table.managed_tensor_from_py_object_no_sync(tensor, out);
   Py_DECREF(tensor);
   return status;
 }
 
-/* Borrow. Only of what needs no conversion: of a route, on the host, writable.
+/* Borrow. Only of what needs no conversion: of a pair, on the host, writable.
  * Owns: nothing; *out is good until Python code runs or something else is borrowed. GIL: needed;
  * may run Python. Errors: -1 with an exception. */
 static int borrow(void* obj, DLTensor* out) {
   if (Py_IS_TYPE((PyObject*)obj, &py_tensor_type))
     return py_tensor_table.dltensor_from_py_object_no_sync(obj, out);
   int found = 0;
-  py_routes_begin();
-  py_route* r = route_of(obj);
-  if (r) {
-    py_route_enter(r);
-    found = py_fast_path_look(r, obj, out);
-    py_route_leave(r);
+  py_maps_begin();
+  py_pair pair = pair_of(obj);
+  if (pair.source) {
+    found = py_look(pair.source, pair.target, obj, out);
+    py_pair_release(pair);
   }
-  py_routes_end();
+  py_maps_end();
   if (found) return 0;
-  if (PyErr_Occurred()) return -1;
-  PyErr_SetObject(PyExc_BufferError, refusal);
+  if (!PyErr_Occurred()) PyErr_SetObject(PyExc_BufferError, refusal);
   return -1;
 }
 
@@ -67,7 +63,7 @@ PyObject* py_exchange_any(PyObject* callable, PyObject* to, PyObject* python_pat
   table = py_tensor_table;
   table.managed_tensor_from_py_object_no_sync = to_managed;
   table.dltensor_from_py_object_no_sync = borrow;
-  Py_XSETREF(convert, Py_NewRef(callable));
+  Py_XSETREF(function, Py_NewRef(callable));
   Py_XSETREF(target, Py_NewRef(to));
   Py_XSETREF(otherwise, Py_NewRef(python_path));
   return PyCapsule_New(&table, "dlpack_exchange_api", NULL);
