@@ -43,43 +43,41 @@ static PyObject* call_wrapped(PyObject* self, PyObject* const* args, size_t narg
  * as well. */
 static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   PyObject *to = py_target_like(call, like), *result = NULL;
+  py_pair pair;
   if (to == NULL) return NULL;
   call->to = to;
-  py_pair pair = py_pair_of(call->function, Py_TYPE(obj), to);
-  if (pair.source && pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
-    PyObject* own = py_target_like(call, obj);
-    if (own == to) result = Py_NewRef(obj); /* it is on the host, too */
-    Py_XDECREF(own);
-  } else if (pair.source && pair.what > PY_STAYS) {
-    result = py_convert_one(call, pair, obj);
+  if (py_pair_of(call->function, Py_TYPE(obj), to, &pair)) {
+    if (pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
+      PyObject* own = py_target_like(call, obj);
+      if (own == to) result = Py_NewRef(obj); /* it is on the host, too */
+      Py_XDECREF(own);
+    } else if (pair.what > PY_STAYS) {
+      result = py_convert_one(call, &pair, obj);
+    }
+    py_pair_release(&pair);
   }
-  if (pair.source) py_pair_release(pair);
   Py_DECREF(to);
-  return result;
-}
-
-/* convert(obj, to=..., lazy=True): an array is converted, a container gets a view. */
-static PyObject* view(py_call* call, PyObject* obj) {
-  PyObject *function = call->function->view, *args[] = {obj, call->to}, *result = NULL;
-  py_pair pair = {.source = NULL};
-  if (!py_is_tree(Py_TYPE(obj))) pair = py_pair_of(call->function, Py_TYPE(obj), call->to);
-  int is_array = pair.source && pair.what >= PY_STAYS, is_lazy = call->options == DLX_VIEWS;
-  call->options &= ~(unsigned)DLX_VIEWS;
-  if (is_array)
-    result = py_convert_one(call, pair, obj);
-  else if (function && is_lazy && !PyErr_Occurred())
-    result = PyObject_Vectorcall(function, args, 2, NULL);
-  if (pair.source) py_pair_release(pair);
-  if (result == Py_None && !is_array) Py_CLEAR(result);
   return result;
 }
 
 /* A function of one array: trees are none. */
 static PyObject* convert_array(py_call* call, PyObject* obj) {
-  py_pair pair = py_pair_of(call->function, Py_TYPE(obj), call->to);
-  if (pair.source == NULL) return NULL;
-  PyObject* result = py_convert_one(call, pair, obj);
-  py_pair_release(pair);
+  py_pair pair;
+  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  PyObject* result = py_convert_one(call, &pair, obj);
+  py_pair_release(&pair);
+  return result;
+}
+
+/* convert(obj, to=..., lazy=True): an array is converted, a container gets a view. */
+static PyObject* view(py_call* call, PyObject* obj) {
+  PyObject *function = call->function->view, *args[] = {obj, call->to};
+  int is_lazy = call->options == DLX_VIEWS;
+  call->options &= ~(unsigned)DLX_VIEWS;
+  PyObject* result = py_is_tree(Py_TYPE(obj)) ? NULL : convert_array(call, obj);
+  if (result || PyErr_Occurred() || function == NULL || !is_lazy) return result;
+  result = PyObject_Vectorcall(function, args, 2, NULL);
+  if (result == Py_None) Py_CLEAR(result);
   return result;
 }
 
@@ -220,12 +218,14 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
   py_offer offer = {.made = NULL};
   PyObject* same = NULL;
   py_maps_begin();
-  py_pair pair = py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1]);
-  if (pair.source && pair.what == PY_STAYS)
-    same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
-  else if (pair.source && pair.what == PY_CONVERTS)
-    py_take_of(pair, args[0], options, &offer);
-  if (pair.source) py_pair_release(pair);
+  py_pair pair;
+  if (py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
+    if (pair.what == PY_STAYS)
+      same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
+    else if (pair.what == PY_CONVERTS)
+      py_take_of(&pair, args[0], options, &offer);
+    py_pair_release(&pair);
+  }
   py_maps_end();
   if (same) return same;
   if (offer.made) return py_tensor_wrap(offer.made);
@@ -245,19 +245,19 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
   }
   if (py_tensor_managed(args[0]) == NULL) return NULL;
   PyObject* result = NULL;
+  py_pair pair;
   py_maps_begin();
-  py_pair pair = py_pair_find(Py_TYPE(args[1]), args[2]);
-  if (pair.source && pair.what == PY_CONVERTS) {
-    py_call call = {.function = (FastPathObject*)self, .to = args[2]};
-    DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
-    ((TensorObject*)args[0])->managed = NULL;
-    result = pair.target->make(&call, pair.target, made, args[1]);
-  } else if (!PyErr_Occurred()) {
-    result = Py_NewRef(Py_NotImplemented);
+  if (py_pair_find(Py_TYPE(args[1]), args[2], &pair)) {
+    if (pair.what == PY_CONVERTS) {
+      py_call call = {.function = (FastPathObject*)self, .to = args[2]};
+      DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
+      ((TensorObject*)args[0])->managed = NULL;
+      result = pair.target->make(&call, pair.target, made, args[1]);
+    }
+    py_pair_release(&pair);
   }
-  if (pair.source) py_pair_release(pair);
   py_maps_end();
-  return result;
+  return result || PyErr_Occurred() ? result : Py_NewRef(Py_NotImplemented);
 }
 
 PyDoc_STRVAR(fast_path_overlap_doc,

@@ -21,7 +21,7 @@ static int place_of(const DLTensor* t, uint64_t flags, place* out) {
 }
 
 /* Of what can be exported only. GIL: needed; may run Python. Errors: 0, as py_take_of. */
-static int place_of_export(py_pair pair, PyObject* obj, place* out) {
+static int place_of_export(const py_pair* pair, PyObject* obj, place* out) {
   py_offer offer;
   py_take_of(pair, obj, DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY, &offer);
   int is_known = offer.made && place_of(&offer.made->dl_tensor, offer.made->flags, out);
@@ -30,15 +30,15 @@ static int place_of_export(py_pair pair, PyObject* obj, place* out) {
 }
 
 /* Errors: 0 = ask Python, unless an exception is set. */
-static int place_by_pair(py_pair pair, PyObject* obj, place* out) {
-  py_source* s = pair.source;
-  if (pair.what == PY_STAYS) {
+static int place_by_pair(const py_pair* pair, PyObject* obj, place* out) {
+  py_source* s = pair->source;
+  if (pair->what == PY_STAYS) {
     DLManagedTensorVersioned* m =
         s->kind.type == &py_tensor_type ? py_tensor_inside((TensorObject*)obj) : NULL;
     return m && place_of(&m->dl_tensor, m->flags, out);
   }
-  if (pair.what != PY_CONVERTS) return 0;
-  int is_buffer = s->table == &py_buffer_table && py_target_holds(pair.target) &&
+  if (pair->what != PY_CONVERTS) return 0;
+  int is_buffer = s->table == &py_buffer_table && py_target_holds(pair->target) &&
                   py_gate_is_open(&s->gate, obj);
   int is_known = is_buffer ? py_buffer_bytes(obj, &out->low, &out->high) : 0;
   if (is_known == 0) return !PyErr_Occurred() && place_of_export(pair, obj, out);
@@ -55,9 +55,11 @@ PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t 
   int n = 0;
   py_maps_begin();
   for (int is_known = 1; n < 2 && is_known; n += is_known) {
-    py_pair pair = py_pair_of((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx);
-    is_known = pair.source && place_by_pair(pair, args[n], &at[n]);
-    if (pair.source) py_pair_release(pair);
+    py_pair pair;
+    is_known = py_pair_of((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
+    if (!is_known) break;
+    is_known = place_by_pair(&pair, args[n], &at[n]);
+    py_pair_release(&pair);
   }
   py_maps_end();
   if (PyErr_Occurred()) return NULL;

@@ -8,12 +8,12 @@ static PyObject *function, *target; /* the fast path, and its `to` */
 static PyObject* otherwise;         /* otherwise(obj): the Python path; gives a dlx.Tensor */
 static PyObject* refusal;           /* what `borrow` raises: a program may meet it at every call */
 
-/* Owns: as py_pair_of. Errors: its source is NULL = ask Python, unless an exception is set. */
-static py_pair pair_of(PyObject* obj) {
-  py_pair pair = py_pair_of((FastPathObject*)function, Py_TYPE(obj), target);
-  if (pair.source == NULL || pair.what == PY_CONVERTS) return pair;
-  py_pair_release(pair);
-  return (py_pair){.source = NULL};
+/* Owns, Errors: as py_pair_of. */
+static int pair_of(PyObject* obj, py_pair* out) {
+  if (!py_pair_of((FastPathObject*)function, Py_TYPE(obj), target, out)) return 0;
+  if (out->what == PY_CONVERTS) return 1;
+  py_pair_release(out);
+  return 0;
 }
 
 /* Owns: the caller owns *out, which keeps the memory alive by itself. GIL: needed; may run Python.
@@ -21,10 +21,10 @@ static py_pair pair_of(PyObject* obj) {
 static int to_managed(void* obj, DLManagedTensorVersioned** out) {
   py_offer offer = {.made = NULL};
   py_maps_begin();
-  py_pair pair = pair_of(obj);
-  if (pair.source) {
-    py_take_of(pair, obj, DLX_SHARES | DLX_HOST_ONLY, &offer);
-    py_pair_release(pair);
+  py_pair pair;
+  if (pair_of(obj, &pair)) {
+    py_take_of(&pair, obj, DLX_SHARES | DLX_HOST_ONLY, &offer);
+    py_pair_release(&pair);
   }
   py_maps_end();
   if ((*out = offer.made) != NULL) return 0;
@@ -43,10 +43,10 @@ static int borrow(void* obj, DLTensor* out) {
     return py_tensor_table.dltensor_from_py_object_no_sync(obj, out);
   int found = 0;
   py_maps_begin();
-  py_pair pair = pair_of(obj);
-  if (pair.source) {
+  py_pair pair;
+  if (pair_of(obj, &pair)) {
     found = py_look(pair.source, pair.target, obj, out);
-    py_pair_release(pair);
+    py_pair_release(&pair);
   }
   py_maps_end();
   if (found) return 0;

@@ -4,8 +4,7 @@
 #include "gate.h"
 #include "base/threads.h"
 
-/* 1 = the question is answered false, or was made so; 0 = ask Python. */
-static int is_false(const py_guard* guard, PyObject* obj, PyObject* asked) {
+int py_guard_is_false(const py_guard* guard, PyObject* obj, PyObject* asked) {
   PyObject* answer = py_ask(&guard->ask, asked);
   if (answer == NULL) return py_error_forget(), 0;
   int is_true = answer == Py_False ? 0 : answer == Py_True ? 1 : PyObject_IsTrue(answer);
@@ -30,20 +29,12 @@ static int is_off(py_switch* s) {
 #endif
 }
 
-int py_gate_is_open(py_gate* gate, PyObject* obj) {
+int py_gate_first_hold(py_gate* gate, PyObject* obj) {
   for (int i = 0; i < gate->switches.n; i++) {
     if (!is_off(&gate->switches.at[i])) return py_error_forget(), 0;
   }
   for (int i = 0; i < gate->n_early; i++) {
-    if (!is_false(&gate->guards[i], obj, obj)) return 0;
-  }
-  return gate->in_c == NULL || gate->in_c(obj, NULL);
-}
-
-int py_gate_is_clear(const py_gate* gate, int first, int end, int code, PyObject* obj,
-                     PyObject* asked) {
-  for (int i = first; i < end; i++) {
-    if (gate->guards[i].codes >> code & 1 && !is_false(&gate->guards[i], obj, asked)) return 0;
+    if (!py_guard_is_false(&gate->guards[i], obj, obj)) return 0;
   }
   return 1;
 }

@@ -52,14 +52,29 @@ static inline PyObject* py_ask(const py_question* q, PyObject* obj) {
   return q->is_method ? PyObject_CallMethodNoArgs(obj, q->name) : PyObject_GetAttr(obj, q->name);
 }
 
+/* Whether no switch is on, and no early guard holds of an array that is asked in Python. */
+int py_gate_first_hold(py_gate* gate, PyObject* obj);
+
 /* Whether no switch is on and no early guard holds of an array. GIL: needed; may run Python.
  * Errors: 0 = ask Python, unless an exception is set, see py_error_forget. */
-int py_gate_is_open(py_gate* gate, PyObject* obj);
+static inline int py_gate_is_open(py_gate* gate, PyObject* obj) {
+  if (gate->switches.n + gate->n_early > 0 && !py_gate_first_hold(gate, obj)) return 0;
+  return gate->in_c == NULL || gate->in_c(obj, NULL);
+}
+
+/* 1 = the question is answered false, or was made so; 0 = ask Python. */
+int py_guard_is_false(const py_guard* guard, PyObject* obj, PyObject* asked);
 
 /* Whether no guard between two numbers holds that is asked for a dtype code; `asked` is the array
  * or its owner. GIL: needed; may run Python. Errors: as py_gate_is_open. */
-int py_gate_is_clear(const py_gate* gate, int first, int end, int code, PyObject* obj,
-                     PyObject* asked);
+static inline int py_gate_is_clear(const py_gate* gate, int first, int end, int code, PyObject* obj,
+                                   PyObject* asked) {
+  for (int i = first; i < end; i++) {
+    if (gate->guards[i].codes >> code & 1 && !py_guard_is_false(&gate->guards[i], obj, asked))
+      return 0;
+  }
+  return 1;
+}
 
 /* Whether a guard of the array is asked for a dtype code. */
 int py_gate_asks(const py_gate* gate, int code);

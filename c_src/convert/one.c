@@ -5,20 +5,20 @@
 #include "pairs.h"
 #include "streams.h"
 
-void py_take_of(py_pair pair, PyObject* obj, unsigned options, py_offer* out) {
+void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out) {
   *out = (py_offer){.made = NULL};
-  if (options & pair.target->unsupported || !py_target_holds(pair.target)) return;
-  pair.source->take(pair.source, pair.target, obj, options, out);
+  if (options & pair->target->unsupported || !py_target_holds(pair->target)) return;
+  pair->source->take(pair->source, pair->target, obj, options, out);
 }
 
 /* One array in device memory. Owns: takes `made`; the result is new. Errors: as py_convert_one. */
-static PyObject* make_on_device(const py_call* call, py_pair pair, DLManagedTensorVersioned* made,
-                                PyObject* obj) {
+static PyObject* make_on_device(const py_call* call, const py_pair* pair,
+                                DLManagedTensorVersioned* made, PyObject* obj) {
   py_stream_pairs all;
   all.n = all.n_waited = 0;
   PyObject* result = NULL;
-  if (py_streams_order(&all, pair.source, pair.target, made, obj)) {
-    result = py_streams_make(&all, call, pair.source, pair.target, made, obj);
+  if (py_streams_order(&all, pair->source, pair->target, made, obj)) {
+    result = py_streams_make(&all, call, pair->source, pair->target, made, obj);
   } else {
     py_pending pending = py_pending_save();
     dlx_managed_release(made);
@@ -30,9 +30,10 @@ static PyObject* make_on_device(const py_call* call, py_pair pair, DLManagedTens
 
 /* What is not handed over as it was taken. Owns: takes what is in the offer but its answer; the
  * result is new. Errors: as py_convert_one. */
-static PyObject* make_otherwise(const py_call* call, py_pair pair, PyObject* obj, py_offer* offer) {
-  py_target* t = pair.target;
-  if (offer->state == PY_BLOCKED) py_take_unblocked(pair.source, t, obj, call->options, offer);
+static PyObject* make_otherwise(const py_call* call, const py_pair* pair, PyObject* obj,
+                                py_offer* offer) {
+  py_target* t = pair->target;
+  if (offer->state == PY_BLOCKED) py_take_unblocked(pair->source, t, obj, call->options, offer);
   if (offer->made == NULL) return NULL;
   if (offer->state == PY_ON_DEVICE) return make_on_device(call, pair, offer->made, obj);
   if (offer->state == PY_NEEDS_COPY || call->options & DLX_COPIES)
@@ -40,16 +41,16 @@ static PyObject* make_otherwise(const py_call* call, py_pair pair, PyObject* obj
   return offer->made ? t->make(call, t, offer->made, obj) : NULL;
 }
 
-static PyObject* convert(const py_call* call, py_pair pair, PyObject* obj) {
+static inline PyObject* convert(const py_call* call, const py_pair* pair, PyObject* obj) {
   py_offer offer;
   py_take_of(pair, obj, call->options, &offer);
   if (offer.state != PY_TAKEN || call->options & DLX_COPIES)
     return make_otherwise(call, pair, obj, &offer);
-  return pair.target->make(call, pair.target, offer.made, obj);
+  return pair->target->make(call, pair->target, offer.made, obj);
 }
 
 /* By a producer, whose answer is left to the Python path where it is not taken. */
-static PyObject* produce(py_call* call, py_pair pair, PyObject* obj) {
+static PyObject* produce(py_call* call, const py_pair* pair, PyObject* obj) {
   py_offer offer;
   py_take_of(pair, obj, call->options, &offer);
   int is_taken = offer.made != NULL;
@@ -62,24 +63,24 @@ static PyObject* produce(py_call* call, py_pair pair, PyObject* obj) {
 }
 
 /* An array of the target. */
-static PyObject* keep(const py_call* call, py_pair pair, PyObject* obj) {
-  py_source* s = pair.source;
-  PyObject* same = s->within.stay(s, pair.target, obj, call->options);
+static PyObject* keep(const py_call* call, const py_pair* pair, PyObject* obj) {
+  py_source* s = pair->source;
+  PyObject* same = s->within.stay(s, pair->target, obj, call->options);
   return same && call->options & DLX_COPIES ? py_copy_within(s, same) : same;
 }
 
-PyObject* py_convert_one(py_call* call, py_pair pair, PyObject* obj) {
-  if (pair.what == PY_CONVERTS) return convert(call, pair, obj);
-  if (pair.what == PY_STAYS) return keep(call, pair, obj);
-  return pair.what == PY_PRODUCES ? produce(call, pair, obj) : NULL;
+PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* obj) {
+  if (pair->what == PY_CONVERTS) return convert(call, pair, obj);
+  if (pair->what == PY_STAYS) return keep(call, pair, obj);
+  return pair->what == PY_PRODUCES ? produce(call, pair, obj) : NULL;
 }
 
 /* A container of another framework that becomes a list or dict: `children` gives that, or a pair of
  * that or None, and what the container answered, or raised, which the Python path does not ask
  * again. */
-static PyObject* convert_children(py_call* call, py_pair pair, PyObject* obj) {
+static PyObject* convert_children(py_call* call, const py_pair* pair, PyObject* obj) {
   PyObject* may_copy = call->options & (DLX_COPIES | DLX_SHARES) ? Py_False : Py_True;
-  PyObject* given = PyObject_CallFunctionObjArgs(pair.source->parts, obj, may_copy, NULL);
+  PyObject* given = PyObject_CallFunctionObjArgs(pair->source->parts, obj, may_copy, NULL);
   if (given == NULL) return py_error_forget(), NULL;
   int has_answer = PyTuple_CheckExact(given) && PyTuple_GET_SIZE(given) == 2;
   PyObject* plain = has_answer ? PyTuple_GET_ITEM(given, 0) : given;
@@ -98,12 +99,18 @@ static PyObject* convert_children(py_call* call, py_pair pair, PyObject* obj) {
 
 PyObject* py_convert(py_call* call, PyObject* obj) {
   if (py_is_tree(Py_TYPE(obj))) return py_convert_tree(call, obj, NULL);
-  py_pair pair = py_pair_of(call->function, Py_TYPE(obj), call->to);
-  if (pair.source == NULL) return NULL;
-  PyObject* result = pair.what == PY_RULE       ? py_convert_tree(call, obj, pair.source->parts)
-                     : pair.what == PY_CHILDREN ? convert_children(call, pair, obj)
-                                                : py_convert_one(call, pair, obj);
-  py_pair_release(pair);
+  py_pair pair;
+  PyObject* result;
+  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  if (pair.what == PY_CONVERTS)
+    result = convert(call, &pair, obj);
+  else if (pair.what == PY_RULE)
+    result = py_convert_tree(call, obj, pair.source->parts);
+  else if (pair.what == PY_CHILDREN)
+    result = convert_children(call, &pair, obj);
+  else
+    result = py_convert_one(call, &pair, obj);
+  py_pair_release(&pair);
   return result;
 }
 

@@ -30,7 +30,7 @@ static PyObject* key_of(PyObject* to) {
 }
 
 /* What is found is held, since comparing it with its type may run Python. */
-static py_target* target_at(PyObject* key) {
+static inline py_target* target_at(PyObject* key) {
   py_target* t = (py_target*)py_word_object(py_map_get(&targets, key));
   if (t == NULL) return NULL;
   py_map_hold(t);
@@ -48,7 +48,8 @@ static py_target* find_target(PyObject* to) {
   return key && key != to ? target_at(key) : NULL;
 }
 
-static py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject* type, unsigned* bits) {
+static inline py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject* type,
+                                     unsigned* bits) {
   uintptr_t word = py_map_get(place, type);
   py_source* s = (py_source*)py_word_object(word);
   if (s == NULL) return NULL;
@@ -59,12 +60,14 @@ static py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject* type,
   return NULL;
 }
 
-py_pair py_pair_find(PyTypeObject* type, PyObject* to) {
-  unsigned bits = 0;
+int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
+  unsigned bits;
   py_target* t = find_target(to);
-  py_source* s = t ? find_source(&t->pairs, type, &bits) : NULL;
-  if (t && s == NULL) py_map_release(t);
-  return (py_pair){s, t, bits & (PY_AT_ROOT - 1), bits & PY_AT_ROOT};
+  if (t == NULL) return 0;
+  py_source* s = find_source(&t->pairs, type, &bits);
+  if (s == NULL) return py_map_release(t), 0;
+  *out = (py_pair){s, t, bits & (PY_AT_ROOT - 1), bits & PY_AT_ROOT};
+  return 1;
 }
 
 /* Errors: -1 with an exception that ends the call. */
@@ -76,10 +79,9 @@ static int learn(const FastPathObject* function, PyTypeObject* type, PyObject* t
   return 0;
 }
 
-py_pair py_pair_of(const FastPathObject* function, PyTypeObject* type, PyObject* to) {
-  py_pair pair = py_pair_find(type, to);
-  if (pair.source || learn(function, type, to) < 0) return pair;
-  return py_pair_find(type, to);
+int py_pair_of(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out) {
+  return py_pair_find(type, to, out) ||
+         (learn(function, type, to) == 0 && py_pair_find(type, to, out));
 }
 
 static py_source* find_example(PyTypeObject* type) {

@@ -19,23 +19,24 @@ typedef enum {
 } py_what;
 
 typedef struct {
-  py_source* source; /* NULL = ask Python, unless an exception is set: see py_state */
+  py_source* source;
   py_target* target;
   unsigned what, at_root; /* the second is PY_AT_ROOT, or 0 */
 } py_pair;
 
-/* The pair of an exact type and a target, as far as it is known. Owns: the caller holds the pair,
- * between py_maps_begin and py_maps_end, and owes it py_pair_release. GIL: needed; may run Python.
- * Errors: see py_pair; nothing is held then. */
-py_pair py_pair_find(PyTypeObject* type, PyObject* to);
+/* Find the pair of an exact type and a target, as far as it is known. Owns: the caller holds the
+ * pair, between py_maps_begin and py_maps_end, and owes it py_pair_release. GIL: needed; may run
+ * Python. Errors: 0 = ask Python, unless an exception is set, see py_state; nothing is held then.
+ */
+int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out);
 
 /* The same, learned now if it must be. */
-py_pair py_pair_of(const FastPathObject* function, PyTypeObject* type, PyObject* to);
+int py_pair_of(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out);
 
 /* A pending exception is kept. GIL: needed; may run Python. */
-static inline void py_pair_release(py_pair pair) {
-  py_map_release(pair.source);
-  py_map_release(pair.target);
+static inline void py_pair_release(const py_pair* pair) {
+  py_map_release(pair->source);
+  py_map_release(pair->target);
 }
 
 /* The source of an exact type whose `like` is known, learned now if it must be. Owns: as
@@ -49,12 +50,12 @@ int py_pair_init(void);
 /* ---- convert/one.c --------------------------------------------------------------------------- */
 
 /* Take an array: what can be said before is asked before. Owns, GIL, Errors: as py_take. */
-void py_take_of(py_pair pair, PyObject* obj, unsigned options, py_offer* out);
+void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out);
 
 /* Convert one array, which is no container. What a producer answered in vain is left to the Python
  * path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL = ask Python, unless an
  * exception is set. */
-PyObject* py_convert_one(py_call* call, py_pair pair, PyObject* obj);
+PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* obj);
 
 /* Convert any object: an array, or a container. Owns, GIL, Errors: as py_convert_one. */
 PyObject* py_convert(py_call* call, PyObject* obj);

@@ -9,12 +9,6 @@ PyTypeObject* py_target_type;
 
 /* ---- what it takes --------------------------------------------------------------------------- */
 
-int py_is_trivial(const py_target* t, const DLTensor* tensor) {
-  py_trivial known = atomic_load_explicit(&t->trivial, memory_order_relaxed);
-  return memcmp(&tensor->dtype, &known.dtype, sizeof known.dtype) == 0 &&
-         tensor->ndim <= t->accepts.max_ndim && dlx_is_plain(tensor, known.alignment);
-}
-
 int py_target_checks(py_target* t, const DLTensor* tensor, uint64_t flags, unsigned options,
                      py_offer* out) {
   out->state = PY_TAKEN;

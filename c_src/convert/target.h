@@ -8,6 +8,8 @@
 #include "map.h"
 #include "source.h"
 
+#include <string.h>
+
 /* Hand a managed tensor to the consumer. Owns: takes `made`; the result is new. GIL: needed; may
  * run Python. Errors: NULL with what `failed` of the function gives. */
 typedef PyObject* py_make(const py_call* call, py_target* target, DLManagedTensorVersioned* made,
@@ -73,7 +75,11 @@ void py_offer_made(py_source* source, py_target* target, DLManagedTensorVersione
 
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
-int py_is_trivial(const py_target* target, const DLTensor* tensor);
+static inline int py_is_trivial(const py_target* t, const DLTensor* tensor) {
+  py_trivial known = atomic_load_explicit(&t->trivial, memory_order_relaxed);
+  return memcmp(&tensor->dtype, &known.dtype, sizeof known.dtype) == 0 &&
+         tensor->ndim <= t->accepts.max_ndim && dlx_is_plain(tensor, known.alignment);
+}
 
 /* A tensor as it is handed over: mostly a copy, in the order of dimensions that the consumer takes.
  * Owns: takes `made`; the caller owns the result. GIL: needed, released meanwhile. Errors: NULL =

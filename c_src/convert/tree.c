@@ -134,10 +134,10 @@ static outcome look_into(walk* w, Py_ssize_t which, PyObject* rule) {
 }
 
 /* A child that is an array. */
-static outcome note_array(walk* w, Py_ssize_t which, py_pair pair) {
+static outcome note_array(walk* w, Py_ssize_t which, const py_pair* pair) {
   PyObject* child = items_of(w)[which].value;
-  if (w->target == NULL) py_map_hold(w->target = pair.target);
-  if (w->target != pair.target || w->call->options & w->target->unsupported) return LEAVE;
+  if (w->target == NULL) py_map_hold(w->target = pair->target);
+  if (w->target != pair->target || w->call->options & w->target->unsupported) return LEAVE;
   visit* v = walk_find(w, child);
   if (*v) {
     items_of(w)[which].link = *v < 0 ? *v : *v - 1;
@@ -145,11 +145,11 @@ static outcome note_array(walk* w, Py_ssize_t which, py_pair pair) {
     return DONE;
   }
   if (py_vector_need(&w->leaves, 1) < 0) return FAILED;
-  py_map_hold(pair.source);
+  py_map_hold(pair->source);
   leaves_of(w)[w->leaves.n] =
-      (leaf){.obj = child, .source = pair.source, .what = (uint8_t)pair.what};
+      (leaf){.obj = child, .source = pair->source, .what = (uint8_t)pair->what};
   items_of(w)[which].link = ~w->leaves.n;
-  w->has_producers |= pair.what == PY_PRODUCES;
+  w->has_producers |= pair->what == PY_PRODUCES;
   return walk_remember(w, v, (visit)~w->leaves.n++) < 0 ? FAILED : DONE;
 }
 
@@ -170,8 +170,8 @@ static outcome look_at(walk* w, Py_ssize_t which) {
   PyTypeObject* type = Py_TYPE(child);
   if (is_plain_data(type)) return DONE;
   if (py_is_tree(type)) return look_into(w, which, NULL);
-  py_pair pair = py_pair_of(w->call->function, type, w->call->to); /* may run Python */
-  if (pair.source == NULL) return leave();
+  py_pair pair;
+  if (!py_pair_of(w->call->function, type, w->call->to, &pair)) return leave();
   outcome result = LEAVE;
   if (pair.at_root || pair.what == PY_PASSES)
     result = DONE;
@@ -180,8 +180,8 @@ static outcome look_at(walk* w, Py_ssize_t which) {
   else if (pair.what == PY_RULE)
     result = look_into(w, which, pair.source->parts);
   else if (pair.what >= PY_STAYS)
-    result = note_array(w, which, pair);
-  py_pair_release(pair);
+    result = note_array(w, which, &pair);
+  py_pair_release(&pair);
   return result;
 }
 
@@ -233,7 +233,7 @@ static outcome take_each(walk* w, unsigned what, int* has_blocked) {
     leaf* l = &leaves_of(w)[i];
     if (i + AHEAD < w->leaves.n) fetch(l[AHEAD].obj);
     if (l->what != what) continue;
-    py_take_of((py_pair){l->source, w->target, what, 0}, l->obj, w->call->options, &l->offer);
+    py_take_of(&(py_pair){l->source, w->target, what, 0}, l->obj, w->call->options, &l->offer);
     if (l->offer.state == PY_BLOCKED && l->source->unblocked && !PyErr_Occurred())
       *has_blocked = 1;
     else

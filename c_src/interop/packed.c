@@ -142,12 +142,12 @@ static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssiz
 
 /* Hand all tensors to a target. Owns: the result is new; `all` has nothing more. Errors: NULL with
  * an exception; NULL without one: the target does not take them as they are. */
-static PyObject* hand_over_all(const py_call* call, py_pair pair, tensors* all) {
-  py_target* target = pair.target;
+static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors* all) {
+  py_target* target = pair->target;
   py_offer offer = {.state = PY_TAKEN};
   Py_ssize_t i = 0;
   if (py_target_holds(target)) {
-    while (i < all->n && py_offer_checks(pair.source, target, all->made[i], 0, &offer) &&
+    while (i < all->n && py_offer_checks(pair->source, target, all->made[i], 0, &offer) &&
            offer.state == PY_TAKEN)
       i++;
   }
@@ -173,10 +173,12 @@ static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize
   PyObject* list = NULL;
   py_call call = {.function = (FastPathObject*)args[5], .to = args[6]};
   py_maps_begin();
-  py_pair pair = py_pair_of(call.function, &py_tensor_type, call.to);
-  if (pair.source && pair.what == PY_CONVERTS && make_all(&m, &all) == 0)
-    list = hand_over_all(&call, pair, &all);
-  if (pair.source) py_pair_release(pair);
+  py_pair pair;
+  if (py_pair_of(call.function, &py_tensor_type, call.to, &pair)) {
+    if (pair.what == PY_CONVERTS && make_all(&m, &all) == 0)
+      list = hand_over_all(&call, &pair, &all);
+    py_pair_release(&pair);
+  }
   py_maps_end();
   PyBuffer_Release(&m.numbers);
   if (list || PyErr_Occurred()) return list;

@@ -137,12 +137,12 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   int is_known = name ? PyDict_Contains(known, name) : -1;
   if (is_known == 0 && PyDict_GET_SIZE(moved)) is_known = PyDict_Contains(moved, name);
   py_call call = {.function = (FastPathObject*)callable, .to = to};
-  py_pair pair = {.source = NULL};
+  py_pair pair;
   py_maps_begin();
-  if (is_known == 0) pair = py_pair_find(Py_TYPE(element), to);
-  if (pair.source && pair.what == PY_CONVERTS && !pair.at_root)
-    result = py_convert_one(&call, pair, element);
-  if (pair.source) py_pair_release(pair);
+  if (is_known == 0 && py_pair_find(Py_TYPE(element), to, &pair)) {
+    if (pair.what == PY_CONVERTS && !pair.at_root) result = py_convert_one(&call, &pair, element);
+    py_pair_release(&pair);
+  }
   py_maps_end();
   if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
   Py_XDECREF(name);
