@@ -11,7 +11,6 @@ import sys
 import kit_planted
 import pytest
 from project import ROOT
-from rich.console import Console
 
 import dlx
 from dlx._support.screen import Screen
@@ -278,13 +277,12 @@ def test_a_page_tells_what_was_found():
     ElementTree.fromstring(as_picture(graded))
 
 
-def test_a_terminal_shows_the_same(capsys):
-    """Drawn by rich: marks, promises, what was seen, and the reproduction."""
+def test_a_terminal_shows_the_same(capsys, monkeypatch):
+    """A table: marks, promises, what was seen, and the reproduction."""
+    monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
     subject = getattr(kit_planted, "subject_copy-true")
-    as_text(
-        Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", console=Console(width=120))
-    )
+    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
     assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
