@@ -301,7 +301,6 @@ def test_what_imported_code_prints_is_no_part_of_the_output(tmp_path):
         (["plan", "float32[2]", "--to", "dlx", "--device", "nonsense"], "plan", "DeviceNameError"),
         (["inspect"], "inspect", "WrongCall"),
         (["nothing"], None, "WrongCall"),
-        (["bench", "--pairs", "x"], "bench", "BadInput"),
     ],
 )
 def test_errors_are_json_too(words, command, kind):

@@ -32,6 +32,7 @@ EXPORT = '''
 FROM_DLPACK = "return self.module().from_dlpack(tensor)"
 NO_FROM_DLPACK = 'raise NotImplementedError("make an array over tensor.data_ptr that keeps the tensor alive")'
 
+
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Write the files of a plugin for one framework; look at the framework where it is installed."""
     package = arguments.name
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     files = {
         "pyproject.toml": "pyproject.toml",
         f"dlx_{words}.py": "adapter.py",
-        f"tests/test_dlx_{words}.py": "tests.py",
+        "/".join(("tests", f"test_dlx_{words}.py")): "tests.py",
     }
     try:
         (folder / "tests").mkdir(parents=True)
