@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlx import errors
 from dlx._core.array_protocol import as_array, as_interface
 from dlx._core.extension import ffi, lib
-from dlx._core.types import Device, DType
+from dlx._core.types import HOST, Device, DType
 from dlx.typing import READONLY
 
 __all__ = ["FastPathFunction", "Slots", "Tensor", "ffi", "lib", "live"]
@@ -228,7 +228,7 @@ if TYPE_CHECKING:
 
 
 _SCALARS = {dtype.code | dtype.bits << 8: dtype for dtype in DType.all() if dtype.lanes == 1}
-set_tensor_classes(Device, DType, Device("cpu"), _SCALARS)
+set_tensor_classes(Device, DType, HOST, _SCALARS)
 set_tensor_array(as_array, functools.partial(as_interface, buffer_address))
 set_readonly_words(tuple(map(sys.intern, READONLY)))
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})

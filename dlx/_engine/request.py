@@ -6,10 +6,9 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import Device
+from dlx._core.types import HOST, Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
-from dlx._protocols.dlpack import HOST
 from dlx._registry.array_like import not_readable, remedy
 from dlx._registry.generic import ARROW, is_proxy
 from dlx._registry.lookup import container_of

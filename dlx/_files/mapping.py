@@ -9,10 +9,9 @@ from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import READ_ONLY
+from dlx._core.types import HOST, READ_ONLY
 from dlx._files.header import Memory, Stored
 from dlx._files.reading import kind_of, opened, read
-from dlx._protocols.dlpack import HOST
 from dlx._registry.generic import Deferred
 from dlx._support.text import one_line
 from dlx._views.mapping import MappingView

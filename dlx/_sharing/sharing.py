@@ -15,13 +15,12 @@ from dlx._core import native
 from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
 from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
+from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, Device, row_major
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
 from dlx._engine.planner import Request
 from dlx._engine.request import array_of
 from dlx._engine.tree import Tree
-from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
 from dlx._registry.lookup import container_of
@@ -367,7 +366,7 @@ def _blocks(
                     failures.add(LayoutError(reason, source=repr(tensor)), where(i))
                     continue
                 known[key] = add(tensor, tensor.nbytes, None)
-            copied[i] = known[key], _compact(tensor.shape)
+            copied[i] = known[key], row_major(tensor.shape)
     return blocks, copied, room
 
 
@@ -391,14 +390,6 @@ def _alignment(tensor: Tensor) -> int:
     item = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
     bits = tensor.data_ptr | item | HEADER
     return bits & -bits
-
-
-def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 # ---- attach ----------------------------------------------------------------------------------------------------------
@@ -539,7 +530,7 @@ def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
 
         memory = empty(device, like.nbytes)
         return native.tensor_new(memory.address if like.nbytes else 0, shape, None, dtype, device, 0, memory)
-    if device != Device("cpu"):
+    if device != HOST:
         raise DeviceError(f"memory of the host and of CUDA devices can be shared, asked for {device}")
     segment = new_segment(max(like.nbytes, 1))
     mapping = segment.mapping("write")

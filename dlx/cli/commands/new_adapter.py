@@ -73,16 +73,16 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "load": FROM_DLPACK if loads else NO_FROM_DLPACK,
     }
     files = {
-        "pyproject.toml": "pyproject.toml",
-        f"dlx_{words}.py": "adapter.py",
-        "/".join(("tests", f"test_dlx_{words}.py")): "tests.py",
+        "pyproject.toml": "pyproject.tmpl",
+        f"dlx_{words}.py": "adapter.tmpl",
+        "/".join(("tests", f"test_dlx_{words}.py")): "tests.tmpl",
     }
     try:
         (folder / "tests").mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"{folder} cannot be made: {error.strerror}") from error
     for name, template in files.items():
-        text = (_TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
         (folder / name).write_text(string.Template(text).substitute(facts), encoding="utf-8")
     _show(folder, [*files], left, screen)
     return 0
