@@ -84,6 +84,15 @@ def test_the_command_and_the_kit_are_flat(package):
     assert not chain
 
 
+@pytest.mark.parametrize("folder", ["dlx/testing", "benchmarks"])
+def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
+    """A library does not depend on a command; what both need is in `dlx._support`."""
+    files = [*(ROOT / folder).rglob("*.py")]
+    assert files
+    users = {path.name for path in files for module in imported(path) if module and module.startswith("dlx.cli")}
+    assert not users
+
+
 def test_only_one_module_knows_the_extension():
     """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
     users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
