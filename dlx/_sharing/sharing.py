@@ -205,18 +205,16 @@ class _Listed(Failures):
 
     def raise_first(self) -> None:
         """Raise the first error, if there is one, with notes that say what else cannot be shared, and where."""
-        if not self.errors:
-            return
-        first, *others = self.errors
+        if self.errors:
+            raise self._noted()  # no local variable: it would keep the error by its own traceback
+
+    def _noted(self) -> DlxError:
+        (first, *others), self.errors = self.errors, []
         for other in others[:MAX_NOTES]:
             first.add_note(f"Neither can this: {other}")
         if len(others) > MAX_NOTES:
             first.add_note(f"Nor can {len(others) - MAX_NOTES} more.")
-        self.errors = []
-        try:
-            raise first
-        finally:
-            del first, others  # this frame is in its traceback, and would keep it, and all that it holds, alive
+        return first
 
 
 def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, list[list[_Item]]]:
