@@ -162,8 +162,8 @@ def _place(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _L
         if place is None:
             fresh.append(item)
             continue
-        item.move(item.extent[0] - place.offset)
-        segment = place.mapping.segment
+        segment, offset = place
+        item.move(item.extent[0] - offset)
         segments[segment.token] = segment
         held.setdefault(segment.token, []).append(item)
     blocks = _lay_out(fresh, fail)
