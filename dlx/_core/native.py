@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlx import errors
 from dlx._core.array_protocol import as_array, as_interface
 from dlx._core.extension import ffi, lib
-from dlx._core.types import Device, DType
+from dlx._core.types import HOST, Device, DType
 from dlx.typing import READONLY
 
 __all__ = ["FastPathFunction", "Slots", "Tensor", "ffi", "lib", "live"]
@@ -241,7 +241,7 @@ register(
     errors={getattr(lib, name): kind for name, kind in _CLASSES.items()},
     device=Device,
     dtype=DType,
-    host=Device("cpu"),
+    host=HOST,
     dtypes={dtype.code | dtype.bits << 8: dtype for dtype in DType.all() if dtype.lanes == 1},
     array=as_array,
     array_interface=functools.partial(as_interface, buffer_address),

@@ -10,7 +10,7 @@ from typing import Any
 from dlx._core import native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor, register
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, contiguous, host_readable
+from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx.errors import DeviceError
 
 __all__ = ["Tensor", "dense", "tensor_from"]
@@ -130,7 +130,6 @@ register(represent=_repr)
 
 # ---- pickles and copies: the bytes, out of band where protocol 5 allows, and what describes them
 
-_HOST = Device("cpu")
 _UINT8 = (lib.kDLUInt, 8, 1)
 
 
@@ -160,7 +159,7 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
     from pickle import PickleBuffer
 
     flags = READ_ONLY if readonly else 0
-    raw = native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, _HOST, flags, tensor)
+    raw = native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, HOST, flags, tensor)
     # Not over a memoryview: Python's collector clears one before what has it exported, and may crash.
     data: Any = PickleBuffer(raw) if protocol >= 5 else bytes(raw) if readonly else bytearray(raw)
     return tensor_from, (data, tuple(tensor.dtype), tensor.shape, tensor.strides, tensor.flags & SUBBYTE_PADDED)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable, row_major
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.sources import adapter_failed
 from dlx._engine.streams import Readiness, Synchronization
@@ -89,11 +89,8 @@ def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
     order = list(range(tensor.ndim))
     if keep_order and all(step > 0 for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1):
         order.sort(key=lambda axis: -tensor.strides[axis] if tensor.shape[axis] > 1 else 0)
-    strides, step = [1] * tensor.ndim, 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= tensor.shape[axis]
-    return strides
+    steps = row_major([tensor.shape[axis] for axis in order])
+    return [step for _, step in sorted(zip(order, steps, strict=True))]
 
 
 def execute(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dlx._core import native
-from dlx._core.types import Device
+from dlx._core.types import HOST, Device
 from dlx._engine.sources import array_info
-from dlx._protocols.dlpack import HOST
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import foreign_error, module_of, type_name

@@ -73,7 +73,7 @@ class RecordView(View):
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
 
 
-_OWN = frozenset(("_fast", "_is_tracing", "_me", "_path", "_handler", "_scope", "_slots", "_source"))
+_OWN = frozenset(RecordView.__slots__)
 
 
 # ---- which view ------------------------------------------------------------------------------------------------------

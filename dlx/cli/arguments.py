@@ -227,12 +227,4 @@ def _commands() -> dict[str, _Command]:
             "fish  dlx completion fish | source, in ~/.config/fish/config.fish\n\n"
             "The script is made by shtab, which the extra [completion] installs.",
         ),
-        "bench": _Command(
-            "measure conversions between the frameworks installed here",
-            [
-                _option("--pairs", metavar="A:B", help="pairs, as in numpy:torch,torch:numpy; default: all"),
-                _flag("--quick", "fewer rounds"),
-            ],
-            "Figures are of this machine as it is now.",
-        ),
     }

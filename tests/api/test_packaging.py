@@ -79,6 +79,7 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     info = {name for name in names if ".dist-info/" in name}
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx" / "cli" / "templates").iterdir()}
     expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
     expected |= {path.name for path in (ROOT / "adapters").glob("*.py")}
     expected |= {

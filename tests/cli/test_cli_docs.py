@@ -38,7 +38,6 @@ CALLS = {
     "devices": ["--driver"],
     "doctor": [],
     "new-adapter": ["no_such_package"],
-    "bench": ["--quick", "--pairs", "dlx:dlx"],
 }
 
 

@@ -122,11 +122,10 @@ def _try(row: Row) -> None:
     answer = ask("framework", row.name)
     if "broken" in answer:
         row.status, row.cause, row.details = "broken", one_line(answer["broken"], 300), answer["details"]
-        return
-    if answer.get("no_device"):
+    elif answer.get("no_device"):
         row.status, row.version, row.cause = "ready", answer["version"], "it sees no device"
-        return
-    row.status, row.version, row.facts = "ready", answer["version"], answer
+    else:
+        row.status, row.version, row.facts = "ready", answer["version"], answer
 
 
 def _show(rows: list[Row], conflict: str, arguments: argparse.Namespace, screen: Screen) -> None:
@@ -210,20 +209,14 @@ def _paste(rows: list[Row]) -> str:
         if row.facts:
             parts += [f"DLPack {_spoken(row)}", "exchange API" if row.facts["exchange_api"] else "no exchange API"]
             parts.append(counted(len(row.facts["defects"]), "known defect"))
-        if row.status == "broken":
-            parts.append(one_line(row.cause, 160))
+        parts += [one_line(row.cause, 160)] if row.status == "broken" else []
         lines.append(f"{row.name} {row.version}".rstrip() + f": {', '.join(parts)}")
     return "\n".join(f"    {line}" for line in lines)
 
 
 def _document(row: Row, verbose: bool) -> dict[str, Any]:
     return {
-        "name": row.name,
-        "status": row.status,
-        "version": row.version or None,
-        "module": row.module,
-        "distribution": row.distribution,
-        "cause": row.cause or None,
-        **({"details": row.details} if verbose else {}),
-        "facts": row.facts or None,
-    }
+        "name": row.name, "status": row.status, "version": row.version or None, "module": row.module,
+        "distribution": row.distribution, "cause": row.cause or None,
+        **({"details": row.details} if verbose else {}), "facts": row.facts or None,
+    }  # fmt: skip

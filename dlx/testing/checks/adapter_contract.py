@@ -12,10 +12,8 @@ from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter, classes_of, look_up, version_of
 from dlx.errors import DlxError, ReadOnlyError
-from dlx.testing.catalog import adapter_of
 from dlx.testing.check import check
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, adapter_of, attempt, error_line, must
 from dlx.testing.support.answers import check_answers
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source

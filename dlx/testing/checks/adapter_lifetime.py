@@ -19,9 +19,8 @@ from dlx.errors import DlxError
 from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
 from dlx.testing.checks.producer_lifetime import together_well
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.runner import environment
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, attempt, error_line, must
 from dlx.testing.support.producers import Source
 
 
