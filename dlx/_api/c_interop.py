@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from dlx._api.convert import convert
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
-from dlx._api.traced import leave_out
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
@@ -22,6 +21,7 @@ from dlx._engine.executor import mark_written
 from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.request import request_of
 from dlx._engine.seam import FAST_PATH
+from dlx._engine.traced import leave_out
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
 from dlx._registry.lookup import array_of, container_of

@@ -208,8 +208,9 @@ def test_the_page_on_installing_lists_the_extras_as_they_are():
     """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
-    assert {*rows} == {*FRAMEWORKS, "all", "dev"}
-    for name in {*rows} - {"all", "dev"}:
+    others = {"all", "completion", "dev"}
+    assert {*rows} == {*FRAMEWORKS, *others}
+    for name in {*rows} - others:
         (each,) = PROJECT["optional-dependencies"][name]
         (bound,) = packaging.Requirement(each).specifier
         assert f" {bound.version} or later" in rows[name]

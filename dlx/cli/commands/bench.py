@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 import timeit
 import warnings
@@ -94,7 +95,7 @@ def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, An
 
 def _own(goal: str) -> Callable[[Any], Any] | None:
     """Return the consumer's own `from_dlpack`, where it has one by one of the usual names."""
-    module = registry.target(goal).adapter.module()
+    module = sys.modules[registry.target(goal).adapter.package]
     if goal == "dlx":
         return None
     for holder in (module, getattr(module, "dlpack", None)):

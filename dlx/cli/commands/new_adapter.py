@@ -15,7 +15,6 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._version import __version__
-from dlx.adapter.base import API
 from dlx.cli.model import BadInput
 
 __all__ = ["run"]
@@ -56,7 +55,6 @@ from dlx.adapter import Adapter, Capabilities, DTypes
 class {title}Adapter(Adapter):
     """{package}, as dlx sees it."""
 
-    api = {api}
     name = package = "{package}"  # what users write as the target, and what is imported
     install = "pip install {distribution}"
     types = ({types})  # importable names: nothing is imported for them
@@ -85,7 +83,7 @@ EXPORT = '''
         raise NotImplementedError("return dlx.adapter.over_memory(address, shape, strides, dtype, device, owner=obj)")
 '''
 
-FROM_DLPACK = "return self.module().from_dlpack(tensor)"
+FROM_DLPACK = "import {package}\n\n        return {package}.from_dlpack(tensor)"
 NO_FROM_DLPACK = 'raise NotImplementedError("make an array over tensor.data_ptr that keeps the tensor alive")'
 
 TESTS = '''\
@@ -110,7 +108,7 @@ def test_values_survive_the_way_there_and_back(dtype):
     tensor = dlx.empty((2, 3), dtype)
     memoryview(tensor).cast("B")[:] = bytes(i % 2 for i in range(tensor.nbytes))
     array = dlx.convert(tensor, to="{package}")
-    assert isinstance(array, dlx.adapters()["{package}"].classes())
+    assert isinstance(array, dlx.adapter.look_up(dlx.adapters()["{package}"].types[0]))
     back = dlx.convert(array, to="dlx")
     assert (back.dtype, back.shape, bytes_of(back)) == (tensor.dtype, tensor.shape, bytes_of(tensor))
 
@@ -159,12 +157,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "module": f"dlx_{words}",
         "distribution": distribution,
         "dlx": __version__,
-        "api": API,
         "title": "".join(part.capitalize() for part in words.split("_")),
         "types": "".join(f'"{package}.{each}", ' for each in types).strip(),
         "dtypes": "\n".join(f'        "{each}": "{each}",' for each in dtypes),
         "export": "" if exports else EXPORT,
-        "load": FROM_DLPACK if loads else NO_FROM_DLPACK,
+        "load": FROM_DLPACK.format(package=package) if loads else NO_FROM_DLPACK,
     }
     files = {
         "pyproject.toml": PROJECT,
