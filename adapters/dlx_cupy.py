@@ -34,6 +34,7 @@ from dlx.adapter import (
     DTypes,
     FastPath,
     Layout,
+    Owner,
     Stream,
     StreamSupport,
     Tensor,
@@ -99,6 +100,12 @@ class _Devices(Devices):
 
     def from_native(self, native_device: Any) -> Device:
         return Device(f"{self.kind}:{int(native_device)}")
+
+    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
+        with self.to_native(device):
+            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
+            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     def available(self) -> Iterable[Any]:
         runtime = sys.modules["cupy"].cuda.runtime
@@ -179,7 +186,7 @@ class CupyAdapter(Adapter):
     namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, memory=("data", "ptr"))
+    fast_path = FastPath(types=types, owner=Owner("data", address="ptr"))
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
     containers = (
         Container(
@@ -252,12 +259,6 @@ class CupyAdapter(Adapter):
 
     def load(self, tensor: Tensor) -> Any:
         return sys.modules["cupy"].from_dlpack(tensor)
-
-    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
-        with DEVICES.to_native(device):
-            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
-            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     # ---- inside cupy ------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
@@ -106,7 +107,7 @@ class DaskAdapter(Adapter):
     install = "pip install 'dask[array]'"
     types = ("dask.array.Array",)
     dtypes = DTypes("numpy", {name: name for name in _DTYPES})
-    map_chunks = staticmethod(_map_chunks)
+    arrays = Arrays(map_chunks=_map_chunks)
 
     def describe(self, obj: Any) -> Description:
         return Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))

@@ -37,6 +37,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
@@ -56,7 +57,7 @@ from dlx.adapter import (
     type_name,
     unmarked,
 )
-from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
 CUDA = Device("cuda").type
@@ -302,15 +303,13 @@ class JaxAdapter(Adapter):
     install = "pip install jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     namespaces = ("jax.numpy",)
-    immutable = True
+    arrays = Arrays(immutable=True)
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(
         types=("jaxlib._jax.ArrayImpl",),
         exchange=_exchange,
         export=_export,
-        imports=False,
-        one_type=True,
         describe=_exported_info,
         ready=_is_ready,
     )
@@ -458,11 +457,6 @@ class JaxAdapter(Adapter):
             refusals=_refusals(narrows, "" if DEVICES.has_host() else config.jax_platforms),
             allocates_aligned=64,
         )
-
-    def variant(self, wanted: type | Tensor) -> Adapter:
-        if isinstance(wanted, type) and wanted is not sys.modules["jax"].Array:
-            raise AdapterNotFoundError(f"{type_name(wanted)} cannot be a target", fix="Say to='jax'.")
-        return self
 
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):

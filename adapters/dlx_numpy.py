@@ -19,6 +19,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -352,13 +353,13 @@ class NumpyAdapter(_Numpy):
     types = ("numpy.ndarray",)
     namespaces = ("array_api_compat.numpy", "numpy")
     containers = _FILES
-    fast_path = FastPath(  # arrays of objects are refused everywhere
+    fast_path = FastPath(
         types=("numpy.ndarray",),
         subclasses=_keeps_export,
         exchange=_exchange,
         export=_export_extension,
         unblocks=True,
-        returns_same=False,
+        checks_same=True,  # arrays of objects are refused everywhere
         guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
     )
@@ -448,7 +449,7 @@ class NumpyScalarAdapter(_Numpy):
     name = "numpy scalar"
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
-    root_only = True
+    arrays = Arrays(root_only=True)
     fast_path = FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
     def describe(self, obj: Any) -> Description:

@@ -13,7 +13,18 @@ import sys
 from typing import Any, cast
 
 import dlx
-from dlx.adapter import Adapter, ArrayInfo, ArrowSource, Blocker, Container, Description, FastPath, Tensor, type_name
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Arrays,
+    ArrowSource,
+    Blocker,
+    Container,
+    Description,
+    FastPath,
+    Tensor,
+    type_name,
+)
 from dlx.errors import DlxError, DTypeError, LayoutError
 
 _PROTOCOLS = ("__arrow_c_stream__",)
@@ -80,7 +91,7 @@ class PandasAdapter(ArrowSource):
     name = package = "pandas"
     install = "pip install pandas"
     types = ("pandas.Series",)
-    immutable = True
+    arrays = Arrays(immutable=True)
     fast_path = FastPath(types=("pandas.Series",), export=_shared, describe=_info)
     containers = (Container(types=("pandas.DataFrame",), kind="wrapper", flatten=_columns, falls_to=dict),)
 

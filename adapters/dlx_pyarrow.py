@@ -20,6 +20,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     ArrowSource,
     Blocker,
     Capabilities,
@@ -142,8 +143,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
         exchange=_exchange,
         unblocks=ArrowSource.joined,
-        imports=False,
-        takes=_COMPACT,
+        imports=_COMPACT,
         describe=arrow_info,
     )
 
@@ -208,7 +208,7 @@ class _ArrayTarget(_Arrow):
 
     name = "pyarrow.Array"
     types = ("pyarrow.Array",)
-    immutable = True
+    arrays = Arrays(immutable=True)
 
     def capabilities(self) -> Capabilities:
         return _ARRAYS

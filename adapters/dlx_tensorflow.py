@@ -23,6 +23,7 @@ import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
@@ -116,7 +117,7 @@ class TensorFlowAdapter(Adapter):
     install = "pip install tensorflow"
     types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
     namespaces = ("tensorflow.experimental.numpy",)
-    immutable = True
+    arrays = Arrays(immutable=True)
     dtypes = _DTYPES
     devices = _Devices()
     fast_path = FastPath(types=("tensorflow.python.framework.ops.EagerTensor",), export=_export)

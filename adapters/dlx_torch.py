@@ -36,6 +36,7 @@ from dlx.adapter import (
     OWNER_BOUNDS,
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -48,7 +49,7 @@ from dlx.adapter import (
     Guard,
     KnownIssue,
     Layout,
-    Ownership,
+    Owner,
     Stream,
     StreamSupport,
     Tensor,
@@ -78,15 +79,12 @@ _GUARDS = (
     Guard(
         "is_conj",
         Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", copies=True),
-        call=True,
         kinds=("complex",),
     ),
     Guard(
         "is_neg",
         Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", copies=True),
-        call=True,
     ),
-    Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
 )
 
 
@@ -226,6 +224,14 @@ class _Devices(Devices):
         # torch finds the device by the tensor; only exports on ROCm look at the current one. On CUDA, making another
         # one current and going back may leave the runtime on it, which other frameworks follow.
         return sys.modules["torch"].cuda.device(device.id) if self.kind == "rocm" else contextlib.nullcontext()
+
+    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        torch = sys.modules["torch"]
+        if _is_tracing()():
+            return None  # `load` lifts what dlx allocates
+        # Plain memory, whatever mode the caller is in.
+        with torch.inference_mode(mode=False):
+            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -405,17 +411,14 @@ class TorchAdapter(Adapter):
         unblocks=True,
         guards=_GUARDS,
         guard_function=_guard_function,
-        detach="detach",
-        owner="untyped_storage",
-        owner_type="torch.UntypedStorage",
-        owner_bounds=("data_ptr", "nbytes"),
-        switches=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
-        confirmed=("int8", "uint8"),  # int4 and smaller call themselves these
+        owner=Owner("untyped_storage", "torch.UntypedStorage", "data_ptr", "nbytes", freeze=("resizable", "numpy")),
+        conditions=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
+        checked_dtypes=("int8", "uint8"),  # int4 and smaller call themselves these
         describe=_exported_info,
         ready=_is_materialised,
     )
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
-    ownership = Ownership(_consume)
+    arrays = Arrays(consume=_consume)
     writes = WriteTracking(
         guarded=_guarded,
         count=lambda obj: None if obj.is_inference() else int(obj._version),
@@ -454,16 +457,14 @@ class TorchAdapter(Adapter):
         if refused is not None:
             return Description(info, (refused, *_graph(torch, obj)))
         if obj._is_zerotensor():
-            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
-            return Description(info, (*blockers, _ZERO), device=HOST if obj.is_cpu else None)
+            return Description(info, (*_blockers(obj), _ZERO), device=HOST if obj.is_cpu else None)
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
             return Description(info, (refused, *_graph(torch, obj)))
         own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
         if obj.requires_grad or obj.is_conj() or obj.is_neg():
-            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
-            return Description(info, blockers, needs_export=own, device=HOST if obj.is_cpu else None)
+            return Description(info, _blockers(obj), needs_export=own, device=HOST if obj.is_cpu else None)
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
             return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
@@ -576,7 +577,7 @@ class TorchAdapter(Adapter):
                 address=_address(torch, obj) if plain and obj.numel() else 0,
                 owner="torch.UntypedStorage",
                 protocols=_protocols(kind),
-                notes=tuple(guard.ask for guard in _GUARDS if guard.blocker and guard.holds(obj)),
+                notes=tuple(guard.ask for guard in _GUARDS if guard.holds(obj)),
             )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
@@ -613,14 +614,6 @@ class TorchAdapter(Adapter):
         array = sys.modules["torch"].from_dlpack(tensor)
         return _lift(array) if self.is_tracing is not None and self.is_tracing() else array
 
-    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        torch = sys.modules["torch"]
-        if self.is_tracing is not None and self.is_tracing():
-            return None  # `load` lifts what dlx allocates
-        # Plain memory, whatever mode the caller is in.
-        with torch.inference_mode(mode=False):
-            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=DEVICES.to_native(device))
-
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
@@ -633,6 +626,10 @@ class TorchAdapter(Adapter):
         if plain and _address(torch, obj) % 16:  # torch would die of it, and does not of float64
             return torch.view_as_complex(torch.view_as_real(obj).clone())
         return obj.clone()
+
+
+def _blockers(obj: Any) -> tuple[Blocker, ...]:
+    return tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
 
 
 def _graph(torch: Any, obj: Any) -> tuple[Blocker, ...]:

@@ -213,7 +213,7 @@ class TvmFfiAdapter(Adapter):
     types = ("tvm_ffi.Tensor",)
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, managed=True, describe=_exported_info)
+    fast_path = FastPath(types=types, exchange=_exchange, owner="managed", describe=_exported_info)
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
     containers = (
         _handler("Array", "sequence", mutable=False),

@@ -8,7 +8,7 @@ import sys
 from abc import get_cache_token
 from dataclasses import dataclass
 from types import WrapperDescriptorType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from dlx._core import native
 from dlx._core.extension import ffi
@@ -25,7 +25,7 @@ from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, classes_of, look_up
-from dlx.adapter.declarations import Container, FastPath, Layout, Placement
+from dlx.adapter.declarations import Capabilities, Container, FastPath, Layout, Owner, Placement
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -237,21 +237,19 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
     by_table = taken is not None and taken.imports
     load = None if adapter is TENSOR else adapter.load
     is_same = source is target.source and (target.kind is None or issubclass(kind, target.kind))
-    is_examined = is_same and not given.returns_same
+    is_examined = is_same and given.checks_same
     if not (is_same or by_table or load is not None) or (is_examined and given.exchange is None):
         return None
     quick, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
-    bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
-    start, nbytes = (
-        (_question(look_up(given.owner_type), name, call=True) for name in bounds) if bounds else (None, None)
-    )
+    owner, start, nbytes = _owner(given, kind, answered)
+    detach = given.detach()
     return Route(
         is_same=is_same,
         is_examined=is_examined,
         is_host_only=type(source.devices) is Devices,
-        is_root_only=source.root_only if producer is None else is_plain(kind),
-        is_immutable=source.immutable,
-        is_managed=is_own_table or given.managed,
+        is_root_only=source.arrays.root_only if producer is None else is_plain(kind),
+        is_immutable=source.arrays.immutable,
+        is_managed=is_own_table or given.owner == "managed",
         is_borrowed=not is_own_table,
         export=given.export,
         unblocked=functools.partial(_unblocked, source) if given.unblocks is True else given.unblocks or None,
@@ -268,17 +266,17 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         guards=tuple(_guards(given, kind, answered)),
         quick=quick,
         switches=tuple(
-            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
+            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.conditions
         ),
         states=tuple(_states(target.source)),
-        detach=_question(kind, given.detach, call=True) if given.detach else None,
-        owner=_question(kind, given.owner, call=True) if given.owner else None,
+        detach=_question(kind, detach) if detach else None,
+        owner=owner,
         start=start,
         nbytes=nbytes,
-        dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
+        dtype=_question(kind, "dtype") if given.checked_dtypes else None,
         confirmed=_confirmed(source, given),
         storage=_storage(target),
-        is_narrow=target.varies or (taken is not None and taken.takes is not None),
+        is_narrow=target.varies or (taken is not None and isinstance(taken.imports, Capabilities)),
         always_copies=copies is True,
         load_named=None if adapter.placement is None else _load_named(adapter.placement),
         accepts=int(ffi.cast("uintptr_t", accepts)),
@@ -351,15 +349,30 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
 
 def _fields(source: Adapter, given: FastPath, kind: type) -> Fields | None:
     """Return how arrays in device memory are read that have no table."""
-    if not given.memory:
+    owner = given.owner
+    if not _is_read(owner):
         return None
-    memory, address = given.memory
     dtypes = {source.dtypes.to_native(dtype): _key(dtype) for dtype in map(DType, source.dtypes.known())}
-    memory_of, shape, strides, dtype = (
-        _question(kind, name, call=False) for name in (memory, "shape", "strides", given.dtype_attribute)
-    )
-    device = _question(kind, "__dlpack_device__", call=True)
-    return Fields(memory_of, shape, strides, dtype, device, sys.intern(address), dtypes)
+    names = owner.ask, "shape", "strides", "dtype", "__dlpack_device__"
+    memory, shape, strides, dtype, device = (_question(kind, name) for name in names)
+    return Fields(memory, shape, strides, dtype, device, sys.intern(owner.address), dtypes)
+
+
+def _is_read(owner: Any) -> TypeGuard[Owner]:
+    """Return whether arrays on devices are read by their owner's address."""
+    return isinstance(owner, Owner) and bool(owner.address) and not owner.nbytes
+
+
+def _owner(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Question | None]:
+    """Give the questions for an array's owner, where its memory begins, and how much it is."""
+    owner = given.owner
+    if not isinstance(owner, Owner) or _is_read(owner):
+        yield from (None, None, None)
+        return
+    yield _question(kind, owner.ask)
+    checks = owner.nbytes and OWNER_BOUNDS not in answered
+    for name in (owner.address, owner.nbytes):
+        yield _question(look_up(owner.type), name) if checks else None
 
 
 def _told(adapter: Adapter) -> Any:
@@ -392,9 +405,10 @@ def _states(adapter: Adapter) -> Iterator[Switch]:
         yield Switch(owner, sys.intern(attribute), getattr(owner, attribute, None))
 
 
-def _question(kind: type, name: str, *, call: bool) -> Question:
+def _question(kind: type, name: str, *, is_attribute: bool = False) -> Question:
     descriptor = next((cls.__dict__[name] for cls in kind.__mro__ if name in cls.__dict__), None)
-    return Question(sys.intern(name), kind, descriptor, call)
+    is_method = not is_attribute and callable(getattr(kind, name, None))
+    return Question(sys.intern(name), kind, descriptor, is_method)
 
 
 def _may_have(kind: type, name: str) -> bool:
@@ -408,16 +422,17 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
     for guard in given.guards:
         if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
             continue
-        asked = look_up(given.owner_type) if guard.of_owner else kind
         codes = sum(1 << code for code in codes_of(guard.kinds))
-        resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-        yield Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve, guard.optional)
+        yield Guard(_question(kind, guard.ask, is_attribute=guard.optional), codes, False, None, guard.optional)
+    if isinstance(given.owner, Owner) and given.owner.freeze:
+        question, method = given.owner.freeze
+        yield Guard(_question(look_up(given.owner.type), question), 0, True, _question(kind, method), False)
 
 
 def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
-    if not given.confirmed:
+    if not given.checked_dtypes:
         return None
-    dtypes = [DType(name) for name in given.confirmed]
+    dtypes = [DType(name) for name in given.checked_dtypes]
     return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
 
 

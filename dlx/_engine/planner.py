@@ -130,7 +130,7 @@ def deferred(obj: Any, source: Adapter, request: Request) -> Any:
     DlxError
         If no chunk could be converted.
     """
-    map_chunks = source.map_chunks
+    map_chunks = source.arrays.map_chunks
     if map_chunks is None or request.target.name in _OURS or is_inside(obj, source, request.target):
         return None
     target, device, copy, readonly, detach, stream, *_ = request
@@ -193,7 +193,7 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
     if wanted is not None and request.committed and not is_committed(source, obj):
         return None  # the result is an array of the same memory that stays there
     if wanted is not None and not is_at(info().device, wanted):
-        return _moved_inside(source, blockers, info(), request, steps, own_copies and source.moves)
+        return _moved_inside(source, blockers, info(), request, steps, own_copies and source.devices.moves)
     if request.copy:
         if not own_copies:
             return None
@@ -256,7 +256,7 @@ def as_it_is(
         and not ((copies := target.capabilities.copies) and (copies is True or tensor.dtype.name in copies))
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
-        and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
+        and not (in_full and (target.adapter.arrays.immutable or tensor.flags & IS_COPIED))
     ):
         return _COPIED if tensor.flags & IS_COPIED else _SHARED
     return None
@@ -331,7 +331,7 @@ class _Decider:
         if self.found & lib.DLX_INCOMPATIBLE_NULL:
             after.append(Address("view", f"{target.arrays} have an address, also without elements"))
         after += self._storage()
-        if not copied and not tensor.readonly and target.adapter.immutable:
+        if not copied and not tensor.readonly and target.adapter.arrays.immutable:
             why = f"{target.arrays} are constant: do not write to the source while the result lives"
             after.append(Step("share", why))
         if self.placed and not self.copies and not contiguous(tensor.shape, tensor.strides):

@@ -21,11 +21,11 @@ from dlx._support.reflect import exception_text, message_of, safe_repr
 from dlx._version import __version__
 from dlx.adapter.base import Adapter, Devices, DTypes
 from dlx.adapter.declarations import (
+    Arrays,
     Container,
     FastPath,
     Guard,
     KnownIssue,
-    Ownership,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -166,16 +166,16 @@ _TUPLES: dict[str, type] = {
 _PARTS: dict[str, tuple[type, bool]] = {
     "dtypes": (DTypes, False),
     "devices": (Devices, False),
+    "arrays": (Arrays, False),
     "fast_path": (FastPath, True),
     "streams": (StreamSupport, True),
-    "ownership": (Ownership, True),
     "placement": (Placement, True),
     "writes": (WriteTracking, True),
     "gradients": (GradSupport, True),
 }
 """Fact -> its type, and whether it may be None."""
 
-_FAST_PATH: dict[str, type] = {"types": str, "confirmed": str, "owner_bounds": str, "switches": tuple, "guards": Guard}
+_FAST_PATH: dict[str, type] = {"types": str, "checked_dtypes": str, "conditions": tuple, "guards": Guard}
 
 
 def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:

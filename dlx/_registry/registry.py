@@ -298,8 +298,11 @@ class Registry:
         adapter = self._find(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
-            if target is not None and kind in self._classes(target.adapter):
+            if target is not None and kind in self._classes(target.adapter)[:1]:  # what `load` makes
                 return target
+            if kind in self._classes(adapter):
+                fix = f"Say to={self._name_of(adapter)!r}."
+                raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
         fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 

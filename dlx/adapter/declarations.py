@@ -18,6 +18,7 @@ from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
 __all__ = [
     "ALIGNMENTS",
     "OWNER_BOUNDS",
+    "Arrays",
     "Blocker",
     "Capabilities",
     "Container",
@@ -25,7 +26,7 @@ __all__ = [
     "Guard",
     "KnownIssue",
     "Layout",
-    "Ownership",
+    "Owner",
     "StreamSupport",
     "WriteTracking",
 ]
@@ -191,20 +192,14 @@ class Blocker:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Guard:
-    """A question that must be answered with a false value before memory may leave.
+    """A question about an array that must be answered with a false value before memory may leave.
 
     Attributes
     ----------
     ask
-        Attribute of the array.
+        Attribute of the array, or method without arguments.
     blocker
-        What a true answer means; None where it only concerns the fast path.
-    call
-        Whether the attribute is a method without arguments.
-    of_owner
-        Whether the question is for the owner of the memory (`FastPath.owner`), not for the array.
-    resolve
-        Method of the array that makes the answer false for good, or None; with one, the guard blocks nothing.
+        What a true answer means; None: it only concerns the fast path.
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
         answer must be false for every other dtype.
@@ -214,10 +209,7 @@ class Guard:
 
     ask: str
     blocker: Blocker | None = None
-    call: bool = False
     kinds: tuple[str, ...] = ()
-    of_owner: bool = False
-    resolve: str | None = None
     optional: bool = False
 
     def holds(self, obj: Any) -> bool:
@@ -225,7 +217,36 @@ class Guard:
         if self.optional:
             return getattr(obj, self.ask, None) is not None
         answer = getattr(obj, self.ask)
-        return bool(answer() if self.call else answer)
+        return bool(answer() if callable(answer) else answer)
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Owner:
+    """The object that keeps an array's memory alive, if the array itself does not.
+
+    All names are those of attributes, or of methods without arguments.
+
+    Attributes
+    ----------
+    ask
+        What gives it, of an array.
+    type
+        Importable name of its type; needed if one of its other names is given, except for `address` alone.
+    address, nbytes
+        Its memory: where its owner could have been resized, nothing beyond is ever read. With `address` alone, arrays
+        of a type without an exchange table are read on CUDA devices: `Adapter.export` makes the same writable tensor
+        of the owner, this attribute of it, and of the array's shape, byte strides, dtype and ``__dlpack_device__()``;
+        address 0 where there are no elements.
+    freeze
+        ``(question, method of an array)``: while the owner says that it can be resized, this method forbids it.
+    """
+
+    ask: str
+    type: str = ""
+    address: str = ""
+    nbytes: str = ""
+    freeze: tuple[str, str] | tuple[()] = ()
 
 
 @set_module("dlx.adapter")
@@ -243,9 +264,11 @@ class FastPath:
         ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``), in
         a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
         process. What its borrow slot gives is copied before anything else is called. Or None.
-    managed
-        Whether conversions use the managed slot of the table, though it has a borrow slot: an array may lose its memory
-        while it lives. The borrow slot then serves what looks at one for the length of a call.
+    imports
+        Whether the exchange table makes arrays of the first of `Adapter.types`, if it can make any; else
+        `Adapter.load` does. False for the table of a base class, which makes arrays of the base. `Capabilities`: only
+        of what these allow, where they are less than `Adapter.capabilities`; what goes beyond takes the Python path.
+        A framework with several array types (`Adapter.variant`) must say what all of them take.
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.
@@ -253,50 +276,29 @@ class FastPath:
         Whether the fast path resolves blockers that a copy resolves, of an array on the host that neither the table
         nor `export` gives out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives
         the `Tensor` of the same copy, or None to leave it to these. False: the Python path does.
-    imports
-        Whether the exchange table makes arrays of the first of `Adapter.types`. False where it is that of a base, which
-        makes arrays of the base: it is used for export only, and imports go through `Adapter.load`.
-    one_type
-        Whether `Adapter.variant` gives the adapter itself for every tensor, though it is overridden.
-    takes
-        What every array type of a framework takes that has several (`Adapter.variant`), or what the table takes where
-        that is less than `Adapter.capabilities` say; what goes beyond takes the Python path. None: nothing of several
-        types, all of one.
-    returns_same
-        Whether an array that is in the target framework already may come back without being described; else it may
-        where `exchange` can describe it.
+    owner
+        What keeps an array's memory alive: an `Owner`, or ``"managed"`` for what the managed slot of the table makes,
+        since an array may lose its memory while it lives. None: the array.
     guards
-        Questions that must be answered false before memory may leave.
+        Questions that must be answered false before memory may leave. If ``detach=True`` is given, the method that
+        resolves a guard's blocker with that option is called.
     guard_function
         ``guard_function()`` gives a C function that answers guards for arrays of `types`, and which ones; or None. The
         function is in a capsule called ``"dlx_guard_function"``, an ``int (*)(void *array, const DLTensor *borrowed)``
         (`dlx.h`): first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are
         false, 0 = let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function
         checks, for every tensor, that it lies inside the memory of its owner.
-    detach
-        Method of an array that gives the same memory without a graph, called where ``detach=True`` and a guard holds.
-    owner
-        Method of an array that gives the object which keeps its memory alive. Empty: the array does.
-    owner_type
-        Importable name of that object's type.
-    owner_bounds
-        Methods of that object that give its address and its bytes: where it could have been resized, memory beyond is
-        never read.
-    switches
+    conditions
         ``(module, attribute, value)`` that must be that very value, or Python is asked.
-    confirmed
-        Dtypes for which the framework has several of its own; the array's must be the first one.
-    dtype_attribute
-        Attribute of an array that is its dtype.
-    memory
-        For types without an exchange table, of arrays on CUDA devices: the attribute that keeps an array's memory
-        alive, and the attribute of that which is the address. `Adapter.export` makes the same writable tensor of them
-        and of the array's shape, byte strides, dtype and ``__dlpack_device__()``; address 0 where there are no
-        elements. Empty: `Adapter.export` alone is asked.
+    checked_dtypes
+        Names of dtypes for which the framework has several dtypes of its own; an array's must be the first one.
+    checks_same
+        Whether the table must be able to describe even an array that is in the target framework already, since some
+        arrays are refused everywhere.
     describe
         ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
-        made a tensor; `name` is `Adapter.name`. Less need be asked than by `Adapter.describe`, which says the same.
-        None: that is asked.
+        made a tensor; `name` is `Adapter.name`. It asks less than `Adapter.describe`, and says the same. None: that is
+        asked.
     ready
         ``ready(array)`` says whether the fast path would neither wait for an array nor change it; else, or where this
         raises, `Adapter.describe` is asked, which does neither. None: it never would.
@@ -305,25 +307,24 @@ class FastPath:
     types: tuple[str, ...]
     subclasses: Callable[[type], bool] | None = None
     exchange: Callable[[], Any] | None = None
-    managed: bool = False
+    imports: bool | Capabilities = True
     export: Callable[[Any], Tensor | None] | None = None
     unblocks: Callable[[Any], Tensor | None] | bool = False
-    imports: bool = True
-    one_type: bool = False
-    takes: Capabilities | None = None
-    returns_same: bool = True
+    owner: Owner | Literal["managed"] | None = None
     guards: tuple[Guard, ...] = ()
     guard_function: Callable[[], tuple[Any, frozenset[str]] | None] | None = None
-    detach: str = ""
-    owner: str = ""
-    owner_type: str = ""
-    owner_bounds: tuple[str, ...] = ()
-    switches: tuple[tuple[str, str, Any], ...] = ()
-    confirmed: tuple[str, ...] = ()
-    dtype_attribute: str = "dtype"
-    memory: tuple[str, str] | tuple[()] = ()
+    conditions: tuple[tuple[str, str, Any], ...] = ()
+    checked_dtypes: tuple[str, ...] = ()
+    checks_same: bool = False
     describe: Callable[[str, Any, Tensor], Any] | None = None
     ready: Callable[[Any], bool] | None = None
+
+    def detach(self) -> str:
+        """Return the method of an array that gives the same memory without a graph, or nothing."""
+        for blocker in (guard.blocker for guard in self.guards):
+            if blocker is not None and blocker.option == "detach" and isinstance(blocker.resolution, str):
+                return blocker.resolution
+        return ""
 
 
 @set_module("dlx.adapter")
@@ -359,20 +360,31 @@ class StreamSupport:
 
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
-class Ownership:
-    """What a hand-over does to an array.
+class Arrays:
+    """What is special about arrays of a framework; the defaults are those of ordinary arrays.
 
     Attributes
     ----------
+    immutable
+        Whether they count as read-only whatever they say.
+    root_only
+        Whether they pass through inside a container and are converted only as the root, as scalars and buffers do.
+    map_chunks
+        ``map_chunks(obj, options)`` returns a collection, for collections of arrays that are computed later. Each chunk
+        becomes what `dlx.convert` gives of it with these options, `to` among them. Both are pickled where other
+        processes compute. `Adapter.describe` gives a blocker that names what to call for the data itself.
     consume
-        ``consume(obj, tensor, shared)`` passes the point of no return and gives the tensor to hand over: from here on
+        ``consume(obj, tensor, shared)`` passes the point of no return and returns the tensor to hand over: from here on
         `obj` may be used up. `shared` says whether the consumer will read the producer's memory, or a copy of it.
     restore
-        ``restore(obj, tensor)`` undoes it after a consumer failed; `tensor` is what `consume` returned, or what it was
-        given, where an interrupt ended it at an unknown point. None: there is nothing to undo.
+        ``restore(obj, tensor)`` undoes `consume` after a consumer failed. `tensor` is what `consume` returned, or its
+        argument if an interrupt ended it at an unknown point.
     """
 
-    consume: Callable[[Any, Tensor, bool], Tensor]
+    immutable: bool = False
+    root_only: bool = False
+    map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
+    consume: Callable[[Any, Tensor, bool], Tensor] | None = None
     restore: Callable[[Any, Tensor], None] | None = None
 
 

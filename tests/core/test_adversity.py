@@ -314,11 +314,11 @@ def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
     """Whatever `consume` did, `restore` is told of it."""
     from dlx._registry import generic as strangers
     from dlx._registry.registry import registry
-    from dlx.adapter import Ownership
+    from dlx.adapter import Arrays
 
     calls = []
-    ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: calls.append(obj))
-    monkeypatch.setattr(strangers.BUFFER, "ownership", ownership)
+    arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj, tensor: calls.append(obj))
+    monkeypatch.setattr(strangers.BUFFER, "arrays", arrays)
     numpy_adapter = registry.target("numpy").adapter
     monkeypatch.setattr(numpy_adapter, "load", lambda tensor: 1 / 0)
     with pytest.raises(errors.ConversionError, match="numpy refused it: ZeroDivisionError"):

@@ -17,7 +17,7 @@ from dlx._core import native, stream
 from dlx._registry import generic as strangers
 from dlx._registry import lookup as containers
 from dlx._registry.registry import registry
-from dlx.adapter import Adapter, Guard, StreamSupport
+from dlx.adapter import Adapter, Guard, Owner, StreamSupport
 from dlx.errors import path_text
 
 GO_ON = pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
@@ -122,17 +122,17 @@ def _truth(kind, asked, monkeypatch, adapter):
 
 
 def _truth_with_amend(kind, asked, monkeypatch, adapter):
-    _facts(monkeypatch, adapter, guards=(Guard("nasty", resolve="mend"),))
-    kind.nasty, kind.mend = Doubtful(asked), lambda self: None
+    _facts(monkeypatch, adapter, owner=Owner("itself", f"{kind.__module__}.{kind.__name__}", freeze=("nasty", "mend")))
+    kind.nasty, kind.mend, kind.itself = Doubtful(asked), lambda self: None, lambda self: self
 
 
 def _amend(kind, asked, monkeypatch, adapter):
-    _facts(monkeypatch, adapter, guards=(Guard("nasty", resolve="mend"),))
-    kind.nasty, kind.mend = True, lambda self: asked()
+    _facts(monkeypatch, adapter, owner=Owner("itself", f"{kind.__module__}.{kind.__name__}", freeze=("nasty", "mend")))
+    kind.nasty, kind.mend, kind.itself = True, lambda self: asked(), lambda self: self
 
 
 def _owner(kind, asked, monkeypatch, adapter):
-    _facts(monkeypatch, adapter, owner="whose")
+    _facts(monkeypatch, adapter, owner=Owner("whose"))
     kind.whose = lambda self: (asked(), self.owner)[1]
 
 

@@ -15,6 +15,7 @@ from project import ROOT
 import dlx.adapter
 from dlx.adapter import (
     Adapter,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -26,7 +27,7 @@ from dlx.adapter import (
     Guard,
     KnownIssue,
     Layout,
-    Ownership,
+    Owner,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -90,7 +91,7 @@ def public(kind):
 
 
 PARTS = [
-    *(DTypes, Devices, Description, Blocker, FastPath, Guard, StreamSupport, Ownership, Placement, WriteTracking),
+    *(DTypes, Devices, Arrays, Description, Blocker, FastPath, Owner, Guard, StreamSupport, Placement, WriteTracking),
     *(GradSupport, Container, KnownIssue, Layout),
 ]
 

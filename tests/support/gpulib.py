@@ -22,6 +22,7 @@ from dlx.adapter import (
     DTypes,
     FastPath,
     Layout,
+    Owner,
     StreamSupport,
 )
 
@@ -203,7 +204,7 @@ class QuickAdapter(GpuAdapter):
         super().__init__(framework, **facts)
         framework.uint8 = "uint8"
         self.dtypes = DTypes(self.name, {"uint8": "uint8"})
-        self.fast_path = FastPath(types=self.types, memory=("tensor", "data_ptr"))
+        self.fast_path = FastPath(types=self.types, owner=Owner("tensor", address="data_ptr"))
 
     def stream_support(self):
         told = super().stream_support()
