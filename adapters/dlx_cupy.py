@@ -216,7 +216,7 @@ class CupyAdapter(Adapter):
             )
         if not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            return Blocker(because, resolution=self.copy, copies=True)
+            return Blocker(because, resolution=self.copy, needs="copy")
         return None
 
     def _info(self, obj: Any) -> ArrayInfo:
@@ -254,7 +254,7 @@ class CupyAdapter(Adapter):
             dtypes=DTYPES.known(),
             device_types=frozenset(Device(kind).type for kind in kinds),
             layouts=Layout.ANY,
-            max_ndim=64 if int(sys.modules["cupy"].__version__.partition(".")[0]) >= 14 else 32,
+            ndims=(0, 64 if int(sys.modules["cupy"].__version__.partition(".")[0]) >= 14 else 32),
         )
 
     def load(self, tensor: Tensor) -> Any:

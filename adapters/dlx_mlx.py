@@ -87,7 +87,6 @@ class MlxAdapter(Adapter):
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             min_alignment=1,
             copies=True,
-            narrows=frozenset(_NARROWS),
             refusals=_NARROWS,
         )
 

@@ -153,7 +153,7 @@ class _Numpy(Adapter):
             does="holds at most 32 dimensions",
             see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
             before="2.0",
-            lowers={"max_ndim": 32},
+            lowers={"ndims": (0, 32)},
         ),
         KnownIssue(
             does="drops the mask of a masked array on export; dlx refuses it",
@@ -385,13 +385,13 @@ class NumpyAdapter(_Numpy):
         obj = _plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Blocker(*refused, DTypeError, always=obj.dtype.kind == "O")
+            yield Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
         elif not obj.dtype.isnative:
             because = f"its elements ({obj.dtype.str}) are in the other byte order"
-            yield Blocker(because, resolution=_native_order, copies=True)
+            yield Blocker(because, resolution=_native_order, needs="copy")
         elif not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            yield Blocker(because, resolution=self.copy, copies=True)
+            yield Blocker(because, resolution=self.copy, needs="copy")
 
     def _info(self, obj: Any) -> ArrayInfo:
         kind, base, obj = type(obj), obj.base, _plain(obj)
@@ -418,7 +418,6 @@ class NumpyAdapter(_Numpy):
             dtypes=DTYPES.known(),
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=64,
             keeps_readonly=True,
             subbyte="padded",
             empty_extents="bytes",
@@ -458,7 +457,7 @@ class NumpyScalarAdapter(_Numpy):
             blocker = Blocker(*refused, DTypeError)
         else:
             because = "a scalar is a value, not memory to share"
-            blocker = Blocker(because, resolution=sys.modules["numpy"].array, copies=True)
+            blocker = Blocker(because, resolution=sys.modules["numpy"].array, needs="copy")
         return Description(functools.partial(self._info, obj), (blocker,))
 
     def _info(self, obj: Any) -> ArrayInfo:

@@ -35,13 +35,13 @@ from dlx.adapter import (
     ReportedDevices,
     Tensor,
 )
-from dlx.errors import ConversionError, LayoutError
+from dlx.errors import ConversionError
 
 _DTYPES = (*COMMON_DTYPES, "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
 _WIDE = tuple(map(DType, ("uint16", "uint32", "uint64")))
-_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
-_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", option="detach")
-_SPARSE = Blocker("it is sparse", "Call .to_dense() first.", LayoutError, no_copy=True)
+_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, ndims=(0, 9))
+_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", needs="detach")
+_SPARSE = Blocker("it is sparse", "Call .to_dense() first.", also_blocks=("copy",))
 
 
 def _device(place: Any) -> Device:

@@ -38,7 +38,7 @@ from dlx.adapter import (
     forward,
     type_name,
 )
-from dlx.errors import AdapterNotFoundError, LayoutError
+from dlx.errors import AdapterNotFoundError
 
 
 class _DTypes(DTypes):
@@ -66,19 +66,17 @@ _NUMBERS = frozenset(DTYPES.names) - {"bool"}
 _REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
 _ARRAYS = Capabilities(
     dtypes=frozenset(DTYPES.names),
-    min_ndim=1,
-    max_ndim=1,
+    ndims=(1, 1),
     keeps_readonly=True,
     copies={"bool": "packs bools eight to a byte"},
 )
 _TENSORS = Capabilities(
     dtypes=_NUMBERS,
     layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-    max_ndim=64,
     keeps_readonly=True,
     refusals=_REFUSALS,
 )
-_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, max_ndim=64, keeps_readonly=True)  # taken by both
+_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, keeps_readonly=True)  # taken by both
 
 _PRIMITIVE = (
     *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
@@ -161,7 +159,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
                 functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), protocols), (), tensor
             )
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            sparse = Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
+            sparse = Blocker("it is sparse", "Call .to_tensor() first.", also_blocks=("copy",))
             kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
             return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
         return super().describe(obj)

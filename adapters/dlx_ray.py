@@ -14,7 +14,7 @@ from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, type_name
 from dlx.errors import ConversionError
 
 _NOT_FETCHED = Blocker(
-    "it stands for an object in ray's store", "Pass what ray.get() gives of it.", ConversionError, always=True
+    "it stands for an object in ray's store", "Pass what ray.get() gives of it.", ConversionError, also_blocks=("stay",)
 )
 
 

@@ -37,14 +37,14 @@ from dlx.adapter import (
     look_up,
     unmarked,
 )
-from dlx.errors import DTypeError, LayoutError
+from dlx.errors import DTypeError
 
 _DTYPES = DTypes("tensorflow", (*COMMON_DTYPES, "complex64", "complex128"))
 _VARIABLE = Blocker("it is a variable, whose value is converted", resolution="value")
 _OTHERS = {
-    "SparseTensor": Blocker("it is sparse", "Call tf.sparse.to_dense(x) first.", LayoutError),
-    "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first.", LayoutError),
-    "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first.", LayoutError),
+    "SparseTensor": Blocker("it is sparse", "Call tf.sparse.to_dense(x) first."),
+    "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first."),
+    "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first."),
 }
 
 
@@ -138,7 +138,7 @@ class TensorFlowAdapter(Adapter):
             return _VARIABLE
         if not hasattr(obj, "__dlpack__"):
             why = "inside a tf.function, or a model that is being built, tensors have no data"
-            return Blocker(why, "Convert outside of it, or call back with tf.py_function.", LayoutError)
+            return Blocker(why, "Convert outside of it, or call back with tf.py_function.")
         return None
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:

@@ -59,7 +59,7 @@ from dlx.adapter import (
     over_memory,
     type_name,
 )
-from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import ConversionError, DeviceError, DTypeError
 
 HOST = Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
@@ -71,19 +71,19 @@ _GRAD = Blocker(
     "it requires gradients, which would be lost",
     error=ConversionError,
     resolution="detach",
-    option="detach",
+    needs="detach",
 )
-_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", copies=True)
+_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", needs="copy")
 _GUARDS = (
     Guard("requires_grad", _GRAD),
     Guard(
         "is_conj",
-        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", copies=True),
+        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", needs="copy"),
         kinds=("complex",),
     ),
     Guard(
         "is_neg",
-        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", copies=True),
+        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", needs="copy"),
     ),
 )
 
@@ -481,36 +481,35 @@ class TorchAdapter(Adapter):
         torch = sys.modules["torch"]
         exact = type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter
         if not exact and (fake := look_up("torch._subclasses.fake_tensor.FakeTensor")) and isinstance(obj, fake):
-            return _refuse("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
+            return Blocker("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
         if torch._C._functorch.is_functorch_wrapped_tensor(obj):
-            return _refuse("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
+            return Blocker("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
         if torch._is_functional_tensor(obj):
-            return _refuse("inside functionalize() values have no data", "Convert outside it.")
+            return Blocker("inside functionalize() values have no data", "Convert outside it.")
         if not exact and torch.nn.parameter.is_lazy(obj):
-            option = "detach" if obj.requires_grad else None  # which torch refuses as well
-            fix = "Run the module once first."
-            return Blocker("it is not initialized yet", fix, LayoutError, option=option, no_copy=True)
+            blocks = ("copy", "detach") if obj.requires_grad else ("copy",)  # torch refuses both as well
+            return Blocker("it is not initialized yet", "Run the module once first.", also_blocks=blocks)
         if obj.is_nested:
-            return _refuse(
+            return Blocker(
                 "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
             )
         if obj.is_meta:
-            return _refuse(
+            return Blocker(
                 "it is on the meta device, which has no data", "Fill a new one: torch.empty_like(x, device='cpu')."
             )
         if obj.layout is not torch.strided:
             kind = str(obj.layout).removeprefix("torch.")
-            return _refuse(f"its layout is {kind}, not strided", "Call .to_dense() first.")
+            return Blocker(f"its layout is {kind}, not strided", "Call .to_dense() first.")
         if obj.is_quantized:
-            return _refuse("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
+            return Blocker("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
         forward = torch.autograd.forward_ad
         if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
-            return _refuse(
+            return Blocker(
                 "it carries a forward-mode tangent, which would be lost",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
         if not obj.is_cpu and obj.device.type != "cuda":
-            return _refuse(
+            return Blocker(
                 f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
             )
         return None
@@ -518,18 +517,18 @@ class TorchAdapter(Adapter):
     def _without_dlpack(self, obj: Any, dtype: DType | None, storage: Any) -> Blocker | None:
         torch = sys.modules["torch"]
         if obj.dtype is torch.complex32 and obj.is_conj() and obj.is_neg():
-            return _refuse(
+            return Blocker(
                 "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
                 "Call .conj().resolve_neg() first, and conjugate the result.",
-                no_copy=True,
+                also_blocks=("copy",),
             )
         if dtype is None:
             name = _name_of(obj.dtype)
-            return _refuse(
+            return Blocker(
                 f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
                 "Call .view(torch.uint8) if the bytes are what you need.",
                 DTypeError,
-                no_copy=_SHELL.fullmatch(name) is not None,
+                also_blocks=("copy",) if _SHELL.fullmatch(name) else (),
             )
         extent = obj.numel()
         if not extent:
@@ -539,22 +538,22 @@ class TorchAdapter(Adapter):
         if storage is None or (held and not address):
             if hasattr(obj, "full_tensor"):
                 fix = "Call .to_local() for the part of this process, or .full_tensor() to gather all of it."
-                return _refuse("it is spread over the processes of a mesh", fix)
-            return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
+                return Blocker("it is spread over the processes of a mesh", fix)
+            return Blocker("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
         if not obj.is_contiguous():
             strides = obj.stride()
             extent = sum(map(operator.mul, obj.shape, strides)) - sum(strides) + 1
         itemsize = obj.element_size()
         needed = (obj.storage_offset() + extent) * itemsize
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
-            return _refuse(
+            return Blocker(
                 "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
                 "Copy it into aligned memory before taking .conj() or .imag.",
             )
         if held < needed:
             found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
             because = f"its storage was {found}, and it needs {needed} bytes"
-            return _refuse(because, "Convert it before that happens.", no_copy=True)  # torch would crash
+            return Blocker(because, "Convert it before that happens.", also_blocks=("copy",))  # torch would crash
         return None
 
     def _info(self, obj: Any) -> ArrayInfo:
@@ -604,7 +603,6 @@ class TorchAdapter(Adapter):
             # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
             device_types=frozenset(Device(name).type for name in ("cpu", kind) if name),
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-            max_ndim=64,
             empty_extents="leading",
             refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
             allocates_aligned=64,
@@ -640,10 +638,6 @@ def _graph(torch: Any, obj: Any) -> tuple[Blocker, ...]:
         or torch.autograd.forward_ad._current_level >= 0
     )
     return (_GRAD,) if recorded else ()
-
-
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
-    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _address(torch: Any, obj: Any) -> int:

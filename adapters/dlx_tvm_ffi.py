@@ -47,7 +47,7 @@ from dlx.adapter import (
     Tensor,
     type_name,
 )
-from dlx.errors import DTypeError, LayoutError
+from dlx.errors import DTypeError
 
 COMPLEX = DType("complex64").code
 _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
@@ -240,7 +240,7 @@ class TvmFfiAdapter(Adapter):
     def describe(self, obj: Any) -> Description:
         if not obj.__chandle__():
             because = "it holds no tensor: its handle was moved away, or never set"
-            blocker = Blocker(because, "Convert the tensor that has it now.", LayoutError)
+            blocker = Blocker(because, "Convert the tensor that has it now.")
             return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
         tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
         return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
@@ -253,7 +253,6 @@ class TvmFfiAdapter(Adapter):
             device_types=_DEVICE_TYPES,
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=64,
             keeps_readonly=True,
         )
 

@@ -339,7 +339,7 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
     """Return the tensor of a copy without blockers, on the host; None where the Python path says or does more."""
     _, blockers, _, _, device = source.describe(obj)
     on_host = device == HOST if device is not None else type(source.devices) is Devices
-    if not (blockers and on_host and all(each.copies and each.option is None for each in blockers)):
+    if not (blockers and on_host and all(each.needs == "copy" for each in blockers)):
         return None
     for blocker in blockers:
         obj = blocker.resolve(obj)

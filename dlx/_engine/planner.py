@@ -155,16 +155,16 @@ def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
     """Return the step that resolves a blocker, or raise where there is none or it is not allowed."""
     if blocker.resolution is None:
         raise _refusal(blocker)
-    if blocker.option and not getattr(request, blocker.option):
-        raise blocker.error(blocker.because, fix=blocker.fix, option=((blocker.option, True),))
-    if not blocker.copies:
-        return Resolve(blocker.option or "resolve", blocker.because, run=blocker.resolve)
+    if blocker.needs == "detach" and not request.detach:
+        raise blocker.error(blocker.because, fix=blocker.fix, option=(("detach", True),))
+    if blocker.needs != "copy":
+        return Resolve(blocker.needs or "resolve", blocker.because, run=blocker.resolve)
     found: ArrayInfo = info()
     empty = found.shape is not None and 0 in found.shape
     if request.copy is False and not empty:
         raise CopyRequiredError(blocker.because, fix=blocker.fix, option=_COPY)
     counts = not (empty and request.copy is False)  # no element to copy
-    return Resolve(blocker.option or "resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=counts)
+    return Resolve("resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=counts)
 
 
 def _refusal(blocker: Blocker) -> Exception:
@@ -177,8 +177,8 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
     `readonly` has no effect here. None where dlx must move or copy it.
     """
     for blocker in blockers:
-        never_detached = blocker.option == "detach" and blocker.resolution is None
-        if blocker.always or (blocker.no_copy and request.copy) or (never_detached and request.detach):
+        asked = {"stay": True, "copy": request.copy, "detach": request.detach}
+        if any(asked[each] for each in blocker.also_blocks):
             raise _refusal(blocker)
     steps: tuple[Step, ...] = ()
     if request.detach:
@@ -186,7 +186,7 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
         steps = tuple(
             Resolve("detach", why, option=option, run=blocker.resolve)
             for blocker in blockers
-            if blocker.option == "detach"
+            if blocker.needs == "detach"
         )
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device

@@ -42,7 +42,7 @@ class Located:
         load = stored.load
         if load is not None:
             blocker = Blocker(
-                f"it is {', '.join(stored.notes)}", resolution=lambda _: load(stored, memory.bytes), copies=True
+                f"it is {', '.join(stored.notes)}", resolution=lambda _: load(stored, memory.bytes), needs="copy"
             )
             return Deferred(self._info(file), blocker)
         assert stored.dtype is not None and stored.shape is not None and stored.offset is not None

@@ -99,7 +99,7 @@ class TensorAdapter(Described):
             device_types=None,
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=128,
+            ndims=(0, 128),
             keeps_readonly=True,
             subbyte="both",
         )
@@ -296,8 +296,8 @@ class ArrowTarget(Adapter):
     _classes = (Tensor,)
     arrays = Arrays(immutable=True)
     dtypes = DTypes("dlx", {name: name for name in ("bool", *arrow.NUMBERS)})
-    taken = Capabilities(dtypes=frozenset(dtypes.names), min_ndim=1, keeps_readonly=True, copies=arrow.PACKED)
-    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(taken, max_ndim=1))
+    taken = Capabilities(dtypes=frozenset(dtypes.names), ndims=(1, 64), keeps_readonly=True, copies=arrow.PACKED)
+    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(taken, ndims=(1, 1)))
 
     def capabilities(self) -> Capabilities:
         return self.taken

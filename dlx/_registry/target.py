@@ -167,10 +167,10 @@ def as_struct(stated: Capabilities) -> Any:
     )
     struct.layouts = stated.layouts
     struct.min_alignment = stated.min_alignment
-    struct.min_ndim, struct.max_ndim = stated.min_ndim, stated.max_ndim
+    struct.min_ndim, struct.max_ndim = stated.ndims
     struct.keeps_readonly = stated.keeps_readonly or stated.copies is True
     struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
-    struct.takes_null = stated.null_data
+    struct.takes_null = stated.empty_extents != "addressed"
     struct.empty_extents = EXTENTS[stated.empty_extents]
     struct.n_dtypes = -1
     if stated.dtypes is not None:

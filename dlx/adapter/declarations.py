@@ -13,7 +13,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx._support.module import set_module
-from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
+from dlx.errors import Attribute, ConversionError, LayoutError, Member
 
 __all__ = [
     "ALIGNMENTS",
@@ -65,6 +65,7 @@ EXTENTS = {
     "leading": lib.DLX_EXTENTS_LEADING,
     "leading bytes": lib.DLX_EXTENTS_LEADING | lib.DLX_EXTENTS_BYTES,
     "bytes": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
+    "addressed": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
     "none": lib.DLX_EXTENTS_NONE,
 }
 """Values of `Capabilities.empty_extents`, with what C calls them."""
@@ -88,7 +89,7 @@ class Capabilities:
         `Layout` bits that its arrays can hold.
     min_alignment
         Bytes that the address must be a multiple of, a power of 2 up to 4096; 0 for the dtype's natural alignment.
-    min_ndim, max_ndim
+    ndims
         Fewest and most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
@@ -101,14 +102,11 @@ class Capabilities:
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
-    null_data
-        Whether it takes address 0 where there is no element, which DLPack allows.
     empty_extents
         What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
         first 0 multiply to less than ``2**64``, or with ``"leading bytes"`` make less than ``2**63`` bytes;
-        ``"bytes"`` all that are not 0 make less than ``2**63`` bytes; ``"none"`` it takes no such array at all.
-    narrows
-        Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
+        ``"bytes"`` all that are not 0 make less than ``2**63`` bytes; ``"addressed"`` the same, and the address must
+        not be 0, which DLPack allows; ``"none"`` it takes no such array at all.
     refusals
         (reason, fix) for dtypes and kinds of devices, by name, that it has and does not take, where more is to be said
         than that: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
@@ -120,15 +118,12 @@ class Capabilities:
     device_types: frozenset[int] | None = frozenset({1})
     layouts: int = 0
     min_alignment: int = 0
-    min_ndim: int = 0
-    max_ndim: int = 64
+    ndims: tuple[int, int] = (0, 64)
     keeps_readonly: bool = False
     copies: bool | Mapping[str, str] = False
     home: Device | None = None
     subbyte: str = "packed"
-    null_data: bool = True
     empty_extents: str = "any"
-    narrows: frozenset[str] = frozenset()
     refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     allocates_aligned: int = 16
 
@@ -139,9 +134,8 @@ class Capabilities:
             raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
         if self.empty_extents not in EXTENTS:
             raise ValueError(f"empty_extents must be one of {sorted(EXTENTS)}, found {self.empty_extents!r}")
-        if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
-            both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
-            raise ValueError(f"what is narrowed is not taken, found {both} in both")
+        if both := self.refusals.keys() & (self.dtypes or ()):
+            raise ValueError(f"dtypes cannot be taken and refused, found {sorted(both)} in both")
 
 
 @set_module("dlx.adapter")
@@ -156,32 +150,27 @@ class Blocker:
     fix
         One sentence that says what the user can do; empty where an option of `convert` is all.
     error
-        Class of `dlx.errors` to raise where it cannot be resolved.
+        Class of `dlx.errors` to raise if it cannot be resolved.
     resolution
-        How to resolve it: a method name of the array, a function of it, or None where it is refused.
-    copies
-        Whether the resolution makes new memory (then ``copy=False`` refuses).
-    option
-        Option of `convert` that must be set for the resolution: ``"detach"``, or None. Where there is no resolution,
-        it is refused within its own framework too, if the option is set.
-    always
-        Whether it also blocks an array that is in the target framework already.
-    no_copy
-        Whether not even its own framework can copy such an array (its memory is gone).
+        How to resolve it: a method name of the array, a function of it, or None: it is refused.
+    needs
+        What the call must allow for the resolution: ``"copy"``, since it makes new memory, ``"detach"``, or None.
+    also_blocks
+        What it blocks within its own framework, too: ``"copy"``, ``"detach"``, or ``"stay"``, to come back as it is.
     """
 
     because: str
     fix: str = ""
-    error: type[ConversionError] = CopyRequiredError
+    error: type[ConversionError] = LayoutError
     resolution: Callable[[Any], Any] | str | None = None
-    copies: bool = False
-    option: str | None = None
-    always: bool = False
-    no_copy: bool = False
+    needs: Literal["copy", "detach"] | None = None
+    also_blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.option not in (None, "detach"):
-            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
+        if self.needs not in (None, "copy", "detach"):
+            raise ValueError(f"needs must be None, 'copy' or 'detach', found {self.needs!r}")
+        if isinstance(self.also_blocks, str) or not {*self.also_blocks} <= {"copy", "detach", "stay"}:
+            raise ValueError(f"also_blocks must be a tuple of 'copy', 'detach', 'stay', found {self.also_blocks!r}")
 
     def resolve(self, obj: Any) -> Any:
         """Return the array without this blocker."""
@@ -322,7 +311,7 @@ class FastPath:
     def detach(self) -> str:
         """Return the method of an array that gives the same memory without a graph, or nothing."""
         for blocker in (guard.blocker for guard in self.guards):
-            if blocker is not None and blocker.option == "detach" and isinstance(blocker.resolution, str):
+            if blocker is not None and blocker.needs == "detach" and isinstance(blocker.resolution, str):
                 return blocker.resolution
         return ""
 

@@ -100,7 +100,7 @@ HOOKS |= {
     "is_tracing": {"is_tracing": fail},
     "gradients.is_tracked": {"gradients": GradSupport(is_tracked=fail)},
     "info": {"describe": lambda self, obj: Description(fail)},
-    "resolution": {"describe": described_by(Blocker("its values are pending", resolution=fail, copies=True))},
+    "resolution": {"describe": described_by(Blocker("its values are pending", resolution=fail, needs="copy"))},
 }
 HOLDERS = {f"containers.{name}": {name: fail} for name in ("flatten", "unflatten", "new_empty", "identity")}
 

@@ -346,7 +346,7 @@ def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, m
 
     class Opaque(MyLib):
         def describe(self, obj):
-            return Description(blockers=(Blocker("it is scrambled", resolution=lambda obj: obj, copies=True),))
+            return Description(blockers=(Blocker("it is scrambled", resolution=lambda obj: obj, needs="copy"),))
 
         def export(self, obj, *, stream=None):
             return over_memory(256, (0,), None, DType("uint8"), dlx.Device("cpu"), owner=obj)

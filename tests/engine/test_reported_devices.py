@@ -75,7 +75,7 @@ def test_what_it_does_not_move_itself_dlx_moves(monkeypatch, cuda):
             self.devices = ReportedDevices(moves=False)
 
         def describe(self, obj):
-            return Description(blockers=(Blocker("it requires gradients", resolution=lambda x: x, option="detach"),))
+            return Description(blockers=(Blocker("it requires gradients", resolution=lambda x: x, needs="detach"),))
 
     lib = gpulib.install(monkeypatch, "libhost", cuda, Moved)
     x, lib.copied = lib.made(1), "never"

@@ -399,13 +399,13 @@ def test_known_issues_lower_capabilities(monkeypatch, mylib):
 
     class Old(MyLib):
         known_issues = (
-            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
+            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "ndims": (0, 4)}),
             KnownIssue("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
         )
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Old()])
     capabilities = Registry({"mylib": "dlx_mylib"}).target("mylib").capabilities
-    assert (capabilities.keeps_readonly, capabilities.max_ndim, capabilities.layouts) == (False, 4, Layout.ANY)
+    assert (capabilities.keeps_readonly, capabilities.ndims, capabilities.layouts) == (False, (0, 4), Layout.ANY)
 
 
 def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
@@ -518,6 +518,6 @@ def test_a_framework_that_is_imported_anew_is_asked_again(registry, mylib, monke
     other.__version__, other.Array = "2.0", Array
     monkeypatch.setitem(sys.modules, "mylib", other)
     before = registry.generation
-    vars(adapter)["lowered"] = {"max_ndim": 3}
+    vars(adapter)["lowered"] = {"ndims": (0, 3)}
     assert registry.target("mylib").source is adapter
     assert adapter.lowered == {} and registry.generation != before

@@ -47,7 +47,7 @@ def _unflatten(bundle: Any, keys: list[Any] | None, children: list[Any], new_emp
     return made
 
 
-NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", copies=True)
+NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", needs="copy")
 
 
 class ExampleAdapter(Adapter):
@@ -123,7 +123,7 @@ class ExampleAdapter(Adapter):
             dtypes=self.dtypes.known(),
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=8,
+            ndims=(0, 8),
             keeps_readonly=True,
             allocates_aligned=64,
         )
