@@ -181,7 +181,6 @@ class CupyAdapter(Adapter):
 
     name = "cupy"
     package = "cupy"
-    install = "pip install cupy-cuda12x"
     types = ("cupy.ndarray",)
     namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES

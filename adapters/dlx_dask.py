@@ -104,7 +104,6 @@ class DaskAdapter(Adapter):
 
     name = "dask"
     package = "dask.array"
-    install = "pip install 'dask[array]'"
     types = ("dask.array.Array",)
     dtypes = DTypes("numpy", {name: name for name in _DTYPES})
     arrays = Arrays(map_chunks=_map_chunks)

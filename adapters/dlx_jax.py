@@ -100,6 +100,7 @@ DTYPES = _DTypes(
     "jax",
     {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS},
     storage=dict.fromkeys(_UNTAKEN, "uint8"),
+    switches=("config.jax_enable_x64", "config.jax_platforms", "config.jax_default_device"),
 )
 
 
@@ -300,10 +301,9 @@ class JaxAdapter(Adapter):
 
     name = "jax"
     package = "jax"
-    install = "pip install jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     namespaces = ("jax.numpy",)
-    arrays = Arrays(immutable=True)
+    arrays = Arrays(immutable=True, alignment=64)
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(
@@ -314,7 +314,6 @@ class JaxAdapter(Adapter):
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _imported)
-    switches = ("config.jax_enable_x64", "config.jax_platforms", "config.jax_default_device")
     known_issues = (
         KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits silently where x64 is off, copy=False included",
@@ -455,7 +454,6 @@ class JaxAdapter(Adapter):
             subbyte="padded",
             empty_extents="leading bytes",
             refusals=_refusals(narrows, "" if DEVICES.has_host() else config.jax_platforms),
-            allocates_aligned=64,
         )
 
     def load(self, tensor: Tensor) -> Any:

@@ -73,7 +73,6 @@ class MlxAdapter(Adapter):
 
     name = "mlx"
     package = "mlx.core"
-    install = "pip install 'mlx[cpu]'"
     types = ("mlx.core.array",)
     namespaces = ("mlx.core",)
     dtypes = DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})

@@ -134,7 +134,6 @@ class _Numpy(Adapter):
 
     name = "numpy"
     package = "numpy"
-    install = "pip install numpy"
     dtypes = DTYPES
     known_issues = (
         KnownIssue(

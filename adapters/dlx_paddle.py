@@ -54,7 +54,6 @@ class PaddleAdapter(Adapter):
     """paddle.Tensor, and parameters."""
 
     name = package = "paddle"
-    install = "pip install paddlepaddle"
     types = ("paddle.Tensor",)
     namespaces = ("paddle",)
     dtypes = DTypes(package, _DTYPES)

@@ -89,7 +89,6 @@ class PandasAdapter(ArrowSource):
     """pandas.Series; pandas.DataFrame as a container of them."""
 
     name = package = "pandas"
-    install = "pip install pandas"
     types = ("pandas.Series",)
     arrays = Arrays(immutable=True)
     fast_path = FastPath(types=("pandas.Series",), export=_shared, describe=_info)

@@ -101,7 +101,6 @@ class _Arrow(Adapter):
 
     name = "pyarrow"
     package = "pyarrow"
-    install = "pip install pyarrow"
     dtypes = DTYPES
     devices = Devices(_device)
     known_issues = (

@@ -22,7 +22,6 @@ class RayAdapter(Adapter):
     """ray.ObjectRef, as a source that is refused."""
 
     name = package = "ray"
-    install = "pip install ray"
     types = ("ray.ObjectRef",)
 
     def describe(self, obj: Any) -> Description:

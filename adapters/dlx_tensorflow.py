@@ -114,10 +114,9 @@ class TensorFlowAdapter(Adapter):
     """tf.Tensor."""
 
     name = package = "tensorflow"
-    install = "pip install tensorflow"
     types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
     namespaces = ("tensorflow.experimental.numpy",)
-    arrays = Arrays(immutable=True)
+    arrays = Arrays(immutable=True, alignment=64)
     dtypes = _DTYPES
     devices = _Devices()
     fast_path = FastPath(types=("tensorflow.python.framework.ops.EagerTensor",), export=_export)
@@ -145,7 +144,7 @@ class TensorFlowAdapter(Adapter):
         return super().export(obj)  # tensorflow takes no stream: it waits itself
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True, allocates_aligned=64)
+        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True)
 
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly:  # a legacy capsule, the only kind that it takes, cannot say that

@@ -398,7 +398,6 @@ class TorchAdapter(Adapter):
 
     name = "torch"
     package = "torch"
-    install = "pip install torch"
     types = ("torch.Tensor",)
     namespaces = ("array_api_compat.torch", "torch")
     dtypes = DTYPES
@@ -418,7 +417,7 @@ class TorchAdapter(Adapter):
         ready=_is_materialised,
     )
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
-    arrays = Arrays(consume=_consume)
+    arrays = Arrays(consume=_consume, alignment=64)
     writes = WriteTracking(
         guarded=_guarded,
         count=lambda obj: None if obj.is_inference() else int(obj._version),
@@ -605,7 +604,6 @@ class TorchAdapter(Adapter):
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             empty_extents="leading",
             refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
-            allocates_aligned=64,
         )
 
     def load(self, tensor: Tensor) -> Any:

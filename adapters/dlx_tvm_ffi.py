@@ -110,6 +110,11 @@ def _unflatten_mapping(old: Any, keys: Any, children: list[Any], new_empty: Any)
     return new_empty
 
 
+def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
+    get = _look_up(name)
+    return MethodType(get, obj), _bound().unchanged(obj, get) if mutable else None
+
+
 def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     sequence = kind == "sequence"
     return Container(
@@ -124,8 +129,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
         holds="tvm_ffi",
         falls_to=list if sequence else dict,
         live=_untagged,
-        getter=lambda obj: MethodType(_look_up(name), obj),
-        unchanged=(lambda obj: _bound().unchanged(obj, _look_up(name))) if mutable else None,
+        reader=functools.partial(_reader, name, mutable),
     )
 
 
@@ -209,7 +213,6 @@ class TvmFfiAdapter(Adapter):
 
     name = "tvm_ffi"
     package = "tvm_ffi"
-    install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
     dtypes = DTYPES
     devices = DEVICES

@@ -75,7 +75,6 @@ class WarpAdapter(Adapter):
     """warp.array."""
 
     name = package = "warp"
-    install = "pip install warp-lang"
     types = ("warp.array",)
     dtypes = _DTYPES
     devices = ReportedDevices(_device)

@@ -41,7 +41,6 @@ class XarrayAdapter(Adapter):
     """Containers only."""
 
     name = package = "xarray"
-    install = "pip install xarray"
     containers = (
         Container(
             types=("xarray.DataArray", "xarray.Variable"),

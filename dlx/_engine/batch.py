@@ -163,8 +163,10 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
     except Exception as error:
         raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
-    address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(address, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None)
+    # The address is never read.
+    return native.tensor_new(
+        source.arrays.alignment, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None
+    )
 
 
 def not_writable() -> ReadOnlyError:

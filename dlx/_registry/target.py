@@ -145,7 +145,7 @@ def is_committed(source: Adapter, obj: Any) -> bool:
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:
     """Give (object, attribute) for everything that the capabilities of an adapter depend on."""
-    for name in adapter.switches:
+    for name in adapter.dtypes.switches:
         owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
         yield look_up(owner), attribute
 

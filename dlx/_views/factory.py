@@ -202,7 +202,7 @@ def lazy_view(
         fast_path is not None
         and not strict
         and not collect
-        and not request.target.adapter.switches
+        and not request.target.adapter.dtypes.switches
         and isinstance(to, str | type)
     ):
         exact = {id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()}

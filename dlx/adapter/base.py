@@ -153,11 +153,13 @@ class DTypes:
     storage
         Dtypes that the framework has, but imports under another name of the same width: ``{"bfloat16": "uint16"}``.
         They are handed over under that name, and the result is given to `viewed`.
-    words
-        Whether the values of `names` are the framework's dtypes themselves, words and no attributes.
+    switches
+        Names within the package of everything at run time that `Adapter.capabilities` depends on, with hashable values
+        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
     """
 
     storage: Mapping[str, str] = {}
+    switches: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -170,16 +172,16 @@ class DTypes:
         *,
         extension: Mapping[str, str] | None = None,
         storage: Mapping[str, str] | None = None,
-        words: bool = False,
+        switches: tuple[str, ...] = (),
     ) -> None:
         self.names = names if isinstance(names, Mapping) else {name: name for name in names}
-        self.package, self.extension, self.words = package, extension or {}, words
+        self.package, self.extension, self.switches = package, extension or {}, switches
         if storage is not None:
             self.storage = storage
 
     def native(self, attribute: str) -> Any:
         """Return the framework's dtype object behind one value of `names`, or None where the version lacks it."""
-        return attribute if self.words else look_up(f"{self.package}.{attribute}")
+        return look_up(f"{self.package}.{attribute}")
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
@@ -372,9 +374,6 @@ class Adapter:
         Its dtypes and devices, both ways.
     arrays
         What is special about its arrays.
-    switches
-        Names within the package of everything at run time that `capabilities` depends on, with hashable values
-        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
     containers
         Containers of the framework.
     known_issues
@@ -395,7 +394,6 @@ class Adapter:
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
     arrays: Arrays = Arrays()
-    switches: tuple[str, ...] = ()
     containers: tuple[Container, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
     is_tracing: Callable[[], bool] | None = None

@@ -110,8 +110,6 @@ class Capabilities:
     refusals
         (reason, fix) for dtypes and kinds of devices, by name, that it has and does not take, where more is to be said
         than that: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
-    allocates_aligned
-        Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
     """
 
     dtypes: frozenset[str] | None
@@ -125,7 +123,6 @@ class Capabilities:
     subbyte: str = "packed"
     empty_extents: str = "any"
     refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    allocates_aligned: int = 16
 
     def __post_init__(self) -> None:
         if self.min_alignment and self.min_alignment not in ALIGNMENTS:
@@ -368,6 +365,8 @@ class Arrays:
     restore
         ``restore(obj, tensor)`` undoes `consume` after a consumer failed. `tensor` is what `consume` returned, or its
         argument if an interrupt ended it at an unknown point.
+    alignment
+        Bytes that memory of the framework's own making is at least aligned to, for plans of copies that it makes.
     """
 
     immutable: bool = False
@@ -375,6 +374,7 @@ class Arrays:
     map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
     consume: Callable[[Any, Tensor, bool], Tensor] | None = None
     restore: Callable[[Any, Tensor], None] | None = None
+    alignment: int = 16
 
 
 @set_module("dlx.adapter")
@@ -461,13 +461,11 @@ class Container:
     live
         ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
         mapping whose elements are the container's own. None: `obj` itself.
-    getter
-        ``getter(live)`` gives a function of an index from 0 on, or of a string, that gives ``live[key]`` sooner than
-        that, or raises. None: ``live[key]`` is all there is.
-    unchanged
-        ``unchanged(live)`` gives a function of such a key and a child: whether `live` still holds that very child
-        there, found out without a wrapper of it. False also where it cannot be told. For containers that can change;
-        the child that a lazy view has read of another one is not looked at again.
+    reader
+        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``, or None: that is called.
+        ``get(key)`` returns the child at an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)``
+        says whether `live` still holds that very child there, without a wrapper of it; False if it cannot tell. It may
+        be None, and is asked of containers that can change only.
     """
 
     types: tuple[str, ...] = ()
@@ -481,8 +479,7 @@ class Container:
     holds: str | None = None
     falls_to: type | None = None
     live: Callable[[Any], Any] | None = None
-    getter: Callable[[Any], Callable[[Any], Any]] | None = None
-    unchanged: Callable[[Any], Callable[[Any, Any], bool]] | None = None
+    reader: Callable[[Any], tuple[Callable[[Any], Any], Callable[[Any, Any], bool] | None]] | None = None
 
     def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
         """Return where the child number `i` is, as a part of `DlxError.path`: its key; nothing for a wrapper's."""

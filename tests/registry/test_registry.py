@@ -16,7 +16,7 @@ from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry import registry as loaded
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, KnownIssue, Layout
+from dlx.adapter import Adapter, Capabilities, DTypes, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
 
@@ -144,7 +144,7 @@ def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, myli
     """The look-up is remembered, the answer is not; also where it is no target at present."""
 
     class Changing(MyLib):
-        switches = ("taken",)
+        dtypes = DTypes("mylib", {}, switches=("taken",))
 
         def capabilities(self):
             return None if mylib.taken is None else Capabilities(dtypes=mylib.taken)
@@ -412,7 +412,7 @@ def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
     """An adapter that names its switches is remembered for each of their values only (jax's x64 switch)."""
 
     class Changing(MyLib):
-        switches = ("allowed",)
+        dtypes = DTypes("mylib", {}, switches=("allowed",))
 
         def capabilities(self):
             return Capabilities(dtypes=sys.modules[self.package].allowed)
