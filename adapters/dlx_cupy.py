@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
@@ -39,6 +38,7 @@ from dlx.adapter import (
     StreamSupport,
     Tensor,
     look_up,
+    offer,
     over_memory,
     type_name,
 )
@@ -295,7 +295,4 @@ def _whole_elements(obj: Any) -> bool:
     return all(step % itemsize == 0 for step, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return cupy's adapter."""
-    return [CupyAdapter()]
+dlx_adapters = offer(CupyAdapter())

@@ -28,6 +28,7 @@ from dlx.adapter import (
     DTypes,
     Layout,
     look_up,
+    offer,
     type_name,
 )
 from dlx.errors import ConversionError
@@ -135,7 +136,4 @@ class DaskAdapter(Adapter):
         return _cut(dlx.convert(tensor, to="numpy", copy=False))
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return dask's adapter."""
-    return [DaskAdapter()]
+dlx_adapters = offer(DaskAdapter())

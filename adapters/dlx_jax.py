@@ -53,6 +53,7 @@ from dlx.adapter import (
     buffer_exchange,
     consumed,
     look_up,
+    offer,
     over_memory,
     type_name,
     unmarked,
@@ -583,7 +584,4 @@ def _strides(obj: Any) -> tuple[int, ...] | None:
     return tuple(strides)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return jax's adapter."""
-    return [JaxAdapter()]
+dlx_adapters = offer(JaxAdapter())

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -31,6 +30,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     forward,
+    offer,
 )
 
 _TAKEN = frozenset({*COMMON_DTYPES, "complex64"} - {"float64"})
@@ -99,7 +99,4 @@ class MlxAdapter(Adapter):
         return sys.modules["mlx.core"].array(obj)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return mlx's adapter."""
-    return [MlxAdapter()]
+dlx_adapters = offer(MlxAdapter())

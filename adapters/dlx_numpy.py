@@ -34,6 +34,7 @@ from dlx.adapter import (
     Tensor,
     WriteTracking,
     consumed,
+    offer,
     over_memory,
     type_name,
     viewed,
@@ -545,7 +546,4 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     return None
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return numpy's adapters."""
-    return [NumpyAdapter(), NumpyScalarAdapter()]
+dlx_adapters = offer(NumpyAdapter(), NumpyScalarAdapter())

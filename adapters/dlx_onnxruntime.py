@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -25,6 +24,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     keeping,
+    offer,
 )
 from dlx.errors import DTypeError
 
@@ -75,7 +75,4 @@ class OnnxRuntimeAdapter(Adapter):
         return sys.modules["onnxruntime"].OrtValue.from_dlpack(tensor)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return onnxruntime's adapter."""
-    return [OnnxRuntimeAdapter()]
+dlx_adapters = offer(OnnxRuntimeAdapter())

@@ -34,6 +34,7 @@ from dlx.adapter import (
     Layout,
     ReportedDevices,
     Tensor,
+    offer,
 )
 from dlx.errors import ConversionError
 
@@ -93,7 +94,4 @@ class PaddleAdapter(Adapter):
         return obj.clone()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return paddle's adapter."""
-    return [PaddleAdapter()]
+dlx_adapters = offer(PaddleAdapter())

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import dlx
 from dlx.adapter import (
-    Adapter,
     ArrayInfo,
     Arrays,
     ArrowSource,
@@ -23,6 +22,7 @@ from dlx.adapter import (
     Description,
     FastPath,
     Tensor,
+    offer,
     type_name,
 )
 from dlx.errors import DlxError, DTypeError, LayoutError
@@ -112,7 +112,4 @@ class PandasAdapter(ArrowSource):
         return super().export(obj, stream=stream) if tensor is None else tensor
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return pandas' adapter."""
-    return [PandasAdapter()]
+dlx_adapters = offer(PandasAdapter())

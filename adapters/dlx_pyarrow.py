@@ -36,6 +36,7 @@ from dlx.adapter import (
     arrow_exchange,
     arrow_info,
     forward,
+    offer,
     type_name,
 )
 from dlx.errors import AdapterNotFoundError
@@ -240,7 +241,4 @@ class _TensorTarget(_Arrow):
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return pyarrow's adapter."""
-    return [ArrowAdapter()]
+dlx_adapters = offer(ArrowAdapter())

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import dlx
-from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, type_name
+from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, offer, type_name
 from dlx.errors import ConversionError
 
 _NOT_FETCHED = Blocker(
@@ -28,7 +27,4 @@ class RayAdapter(Adapter):
         return Description(ArrayInfo(self.name, type_name(type(obj)), nbytes=None), (_NOT_FETCHED,))
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return ray's adapter."""
-    return [RayAdapter()]
+dlx_adapters = offer(RayAdapter())

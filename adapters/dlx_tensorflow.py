@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -35,6 +34,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     look_up,
+    offer,
     unmarked,
 )
 from dlx.errors import DTypeError
@@ -152,7 +152,4 @@ class TensorFlowAdapter(Adapter):
         return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return tensorflow's adapter."""
-    return [TensorFlowAdapter()]
+dlx_adapters = offer(TensorFlowAdapter())

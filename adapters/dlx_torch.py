@@ -31,7 +31,6 @@ from typing import Any
 
 import dlx_torch_gradients
 
-import dlx
 from dlx.adapter import (
     OWNER_BOUNDS,
     Adapter,
@@ -56,6 +55,7 @@ from dlx.adapter import (
     WriteTracking,
     keeping,
     look_up,
+    offer,
     over_memory,
     type_name,
 )
@@ -684,7 +684,4 @@ def _plainly(torch: Any) -> Iterator[None]:
         yield
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return torch's adapter."""
-    return [TorchAdapter()]
+dlx_adapters = offer(TorchAdapter())

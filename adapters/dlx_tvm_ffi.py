@@ -45,6 +45,7 @@ from dlx.adapter import (
     Stream,
     StreamSupport,
     Tensor,
+    offer,
     type_name,
 )
 from dlx.errors import DTypeError
@@ -263,7 +264,4 @@ class TvmFfiAdapter(Adapter):
         return sys.modules["tvm_ffi"].from_dlpack(tensor)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return tvm-ffi's adapter."""
-    return [TvmFfiAdapter()]
+dlx_adapters = offer(TvmFfiAdapter())

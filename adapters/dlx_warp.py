@@ -13,7 +13,6 @@ import functools
 import sys
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -29,6 +28,7 @@ from dlx.adapter import (
     Layout,
     ReportedDevices,
     Tensor,
+    offer,
     over_memory,
 )
 from dlx.errors import ConversionError
@@ -106,7 +106,4 @@ class WarpAdapter(Adapter):
         return sys.modules["warp"].clone(obj, device=None if device is None else "cpu")
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return warp's adapter."""
-    return [WarpAdapter()]
+dlx_adapters = offer(WarpAdapter())

@@ -9,8 +9,7 @@ is the framework's root package, its value is the module::
 The module implements one hook, which takes nothing and will never grow arguments. It imports its framework inside
 functions only::
 
-    import dlx
-    from dlx.adapter import Adapter, Capabilities, DTypes
+    from dlx.adapter import Adapter, Capabilities, DTypes, offer
 
     class MyLib(Adapter):
         # Facts. All but the first two have defaults.
@@ -24,7 +23,10 @@ functions only::
         # containers = (Container(...),) types that hold other objects
         # known_issues = (KnownIssue(...),)   faults of versions; self.lowered has what they change
         # fast_path = FastPath(...)      what C may use: exchange table, guards, owner
-        # streams, placement, writes, gradients = StreamSupport(...), Placement(...), WriteTracking(...), GradSupport(...)
+        # streams = StreamSupport(...)   how work on devices is ordered
+        # placement = Placement(...)     which arrays stay on their device
+        # writes = WriteTracking(...)    how writes are noticed
+        # gradients = GradSupport(...)   how gradients are computed
         # is_tracing()                   whether arrays made now become part of a graph
 
         # As a producer. The defaults speak DLPack.
@@ -38,9 +40,7 @@ functions only::
 
         # copy(self, obj, device)        -> a copy made by the framework
 
-    @dlx.hookimpl
-    def dlx_adapters():
-        return [MyLib()]
+    dlx_adapters = offer(MyLib())        # the hook, as a function that returns these
 
 What hooks return is not checked in conversions: run the conformance kit, ``python -m dlx.testing mylib``, once.
 ``docs/write-an-adapter.md`` is the tutorial, `dlx.adapter` the reference.
@@ -48,17 +48,28 @@ What hooks return is not checked in conversions: run the conformance kit, ``pyth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import pluggy
+
+from dlx.adapter.base import Adapter
 
 hookspec = pluggy.HookspecMarker("dlx")
 hookimpl = pluggy.HookimplMarker("dlx")
 
 
+def offer(*adapters: Adapter) -> Callable[[], list[Adapter]]:
+    """Return the hook of a plugin that has some adapters: ``dlx_adapters = offer(MyLib())``."""
+
+    @hookimpl
+    def dlx_adapters() -> list[Adapter]:
+        return [*adapters]
+
+    return dlx_adapters
+
+
 @hookspec
-def dlx_adapters() -> Iterable[Any]:  # type: ignore[empty-body]
+def dlx_adapters() -> Iterable[Adapter]:  # type: ignore[empty-body]
     """Return the adapters of this plugin, instances of `dlx.adapter.Adapter`.
 
     Called when the plugin's package is first needed; one answer is kept.

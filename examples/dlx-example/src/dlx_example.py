@@ -7,10 +7,8 @@ Shared: every layout, any alignment, read-only kept. Copied: negated arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
@@ -25,6 +23,7 @@ from dlx.adapter import (
     KnownIssue,
     Layout,
     Tensor,
+    offer,
     over_memory,
     type_name,
 )
@@ -139,7 +138,4 @@ class ExampleAdapter(Adapter):
         return obj.copy()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> Iterable[Adapter]:
-    """Return examplearray's adapter."""
-    return [ExampleAdapter()]
+dlx_adapters = offer(ExampleAdapter())
