@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -31,6 +30,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     forward,
+    offer,
 )
 
 _TAKEN = frozenset({*COMMON_DTYPES, "complex64"} - {"float64"})
@@ -73,7 +73,6 @@ class MlxAdapter(Adapter):
 
     name = "mlx"
     package = "mlx.core"
-    install = "pip install 'mlx[cpu]'"
     types = ("mlx.core.array",)
     namespaces = ("mlx.core",)
     dtypes = DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})
@@ -87,7 +86,6 @@ class MlxAdapter(Adapter):
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             min_alignment=1,
             copies=True,
-            narrows=frozenset(_NARROWS),
             refusals=_NARROWS,
         )
 
@@ -101,7 +99,4 @@ class MlxAdapter(Adapter):
         return sys.modules["mlx.core"].array(obj)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return mlx's adapter."""
-    return [MlxAdapter()]
+dlx_adapters = offer(MlxAdapter())

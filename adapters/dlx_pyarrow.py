@@ -20,6 +20,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     ArrowSource,
     Blocker,
     Capabilities,
@@ -35,9 +36,10 @@ from dlx.adapter import (
     arrow_exchange,
     arrow_info,
     forward,
+    offer,
     type_name,
 )
-from dlx.errors import AdapterNotFoundError, LayoutError
+from dlx.errors import AdapterNotFoundError
 
 
 class _DTypes(DTypes):
@@ -65,19 +67,17 @@ _NUMBERS = frozenset(DTYPES.names) - {"bool"}
 _REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
 _ARRAYS = Capabilities(
     dtypes=frozenset(DTYPES.names),
-    min_ndim=1,
-    max_ndim=1,
+    ndims=(1, 1),
     keeps_readonly=True,
     copies={"bool": "packs bools eight to a byte"},
 )
 _TENSORS = Capabilities(
     dtypes=_NUMBERS,
     layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-    max_ndim=64,
     keeps_readonly=True,
     refusals=_REFUSALS,
 )
-_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, max_ndim=64, keeps_readonly=True)  # taken by both
+_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, keeps_readonly=True)  # taken by both
 
 _PRIMITIVE = (
     *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
@@ -102,7 +102,6 @@ class _Arrow(Adapter):
 
     name = "pyarrow"
     package = "pyarrow"
-    install = "pip install pyarrow"
     dtypes = DTYPES
     devices = Devices(_device)
     known_issues = (
@@ -142,8 +141,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
         exchange=_exchange,
         unblocks=ArrowSource.joined,
-        imports=False,
-        takes=_COMPACT,
+        imports=_COMPACT,
         describe=arrow_info,
     )
 
@@ -161,7 +159,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
                 functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), protocols), (), tensor
             )
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            sparse = Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
+            sparse = Blocker("it is sparse", "Call .to_tensor() first.", also_blocks=("copy",))
             kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
             return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
         return super().describe(obj)
@@ -208,7 +206,7 @@ class _ArrayTarget(_Arrow):
 
     name = "pyarrow.Array"
     types = ("pyarrow.Array",)
-    immutable = True
+    arrays = Arrays(immutable=True)
 
     def capabilities(self) -> Capabilities:
         return _ARRAYS
@@ -243,7 +241,4 @@ class _TensorTarget(_Arrow):
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return pyarrow's adapter."""
-    return [ArrowAdapter()]
+dlx_adapters = offer(ArrowAdapter())

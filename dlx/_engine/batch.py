@@ -90,7 +90,7 @@ class Transfer:
         """Return what would be exported, by description only; None where only an export could tell."""
         obj, source, before, tensor = self.obj, self.source, self.before, self.tensor
         if tensor is not None:
-            return marked(tensor, source) if source.immutable else tensor
+            return marked(tensor, source) if source.arrays.immutable else tensor
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
             return None if self.needs_export else _abstract_copy(self.info(), source, self.found)
         said, needs_export = self.said, self.needs_export
@@ -98,7 +98,7 @@ class Transfer:
             if before.steps:
                 obj = resolved(obj, before.steps, source)
                 if isinstance(obj, Tensor):  # made by the resolution
-                    return marked(obj, source) if source.immutable else obj
+                    return marked(obj, source) if source.arrays.immutable else obj
                 again = source.describe(obj)
                 said, needs_export, tensor = again.info, again.needs_export, again.tensor
             if tensor is None and not needs_export and said is not None:
@@ -110,15 +110,15 @@ class Transfer:
         return None if tensor is None else marked(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
-        """Undo `Ownership.consume` for an array whose result is gone: a capsule gets its name back.
+        """Undo `Arrays.consume` for an array whose result is gone: a capsule gets its name back.
 
         If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
         """
         owned, self.owned = self.owned, None
-        ownership = self.source.ownership
-        if owned is not None and ownership is not None and ownership.restore is not None:
+        restore = self.source.arrays.restore
+        if owned is not None and restore is not None:
             try:
-                ownership.restore(self.obj, owned)
+                restore(self.obj, owned)
             except MemoryError:
                 raise
             except Exception as failure:
@@ -148,8 +148,10 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
     except Exception as error:
         raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
-    address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(address, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None)
+    # The address is never read.
+    return native.tensor_new(
+        source.arrays.alignment, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None
+    )
 
 
 def not_writable() -> ReadOnlyError:
@@ -321,7 +323,8 @@ class Batch:
         obj, source = transfer.obj, transfer.source
         try:
             transfer.said, blockers, transfer.tensor, transfer.needs_export, transfer.found = source.describe(obj)
-            later = None if source.map_chunks is None or not self._may_defer else deferred(obj, source, self.request)
+            maps = self._may_defer and source.arrays.map_chunks is not None
+            later = deferred(obj, source, self.request) if maps else None
             if later is not None:
                 transfer.before, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
@@ -400,7 +403,7 @@ class Batch:
         except Exception as error:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
-        transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
+        transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
             raise not_writable()
         kept = as_it_is(transfer.tensor, before, source, self.request)
@@ -455,12 +458,12 @@ class Batch:
                 return resolved(transfer.obj, transfer.before.steps, source)
             except DlxError as error:
                 raise transfer.complete(error, self.request) from error.__cause__
-        ownership, consumed = source.ownership, False
+        consume, consumed = source.arrays.consume, False
         transfer.owned = tensor  # an interrupt may come after `consume` is done and before its result is stored here
         try:
-            if ownership is not None:
+            if consume is not None:
                 shared = not transfer.before.copies and is_read_in_place(transfer.decision.steps)
-                tensor = transfer.owned = ownership.consume(transfer.obj, tensor, shared)
+                tensor = transfer.owned = consume(transfer.obj, tensor, shared)
             consumed = True
             return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
         except BaseException as error:

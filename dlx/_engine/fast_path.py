@@ -9,16 +9,15 @@ import sys
 import weakref
 from abc import get_cache_token
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from dlx._core import native
 from dlx._core.extension import ffi
-from dlx._core.types import DType, codes_of
+from dlx._core.types import HOST, DType, codes_of
 from dlx._engine import trace
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
 from dlx._protocols import arrow, dlpack
-from dlx._protocols.dlpack import HOST
 from dlx._registry import lookup
 from dlx._registry.array_like import refusal
 from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, Deferred, fast_generic_adapter, takes_fast_path
@@ -28,7 +27,7 @@ from dlx._registry.target import Target, switch_places
 from dlx._support.late import Late
 from dlx._support.reflect import exception_text, foreign_error, is_key, type_name
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, classes_of, look_up
-from dlx.adapter.declarations import FastPath
+from dlx.adapter.declarations import Capabilities, FastPath, Owner
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def _is_at_root(kind: type, source: native.Source) -> bool:
     """Return whether objects of a type are arrays at the root only, and pass through inside a container."""
     if source.what == "produces":
         return is_plain(kind)
-    return isinstance(source.adapter, Adapter) and source.adapter.root_only
+    return isinstance(source.adapter, Adapter) and source.adapter.arrays.root_only
 
 
 def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:
@@ -226,19 +225,18 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
     if given is None or not (is_own_table or takes_fast_path(adapter, kind)):
         return {"what": "python", "depends_on": (*_PROTOCOLS, *_asked(given))}
     in_c, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
-    bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
-    owner = look_up(given.owner_type) if given.owner_type else None
-    start, nbytes = (_question(kind, name, call=True, of=owner) for name in bounds) if bounds else (None, None)
+    owner, start, nbytes = _owner(given, kind, answered)
+    detach = given.detach()
     by_adapter = {} if given.exchange is None else {"table": given.exchange()}
     return by_adapter | {
         "what": "converts",
         "depends_on": (*_asked(given), "__dlx_tree__", *_TABLES),
         "still": None if is_own_table or kind in map(look_up, given.types) else given.subclasses,
-        "managed": given.managed,
+        "managed": given.owner == "managed",
         "is_own_table": True if is_own_table else None,
-        "examined": not given.returns_same,
+        "examined": given.checks_same,
         "is_host_only": type(adapter.devices) is Devices,
-        "immutable": adapter.immutable,
+        "immutable": adapter.arrays.immutable,
         "export": given.export,
         "unblocked": functools.partial(_unblocked, adapter) if given.unblocks is True else given.unblocks or None,
         "fields": _fields(adapter, given, kind),
@@ -248,13 +246,13 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
         "guards": tuple(_guards(given, kind, answered)),
         "guard_function": in_c,
         "switches": tuple(
-            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
+            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.conditions
         ),
-        "detach": _question(kind, given.detach, call=True) if given.detach else None,
-        "owner": _question(kind, given.owner, call=True) if given.owner else None,
+        "detach": _question(kind, detach) if detach else None,
+        "owner": owner,
         "start": start,
         "nbytes": nbytes,
-        "dtype": _question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
+        "dtype": _question(kind, "dtype") if given.checked_dtypes else None,
         "confirmed": _confirmed(adapter, given),
     }
 
@@ -263,10 +261,12 @@ def _asked(given: FastPath | None) -> tuple[str, ...]:
     """Return the attributes of a class by which its arrays take the fast path."""
     if given is None:
         return ()
-    names = dict.fromkeys(name for guard in given.guards for name in (guard.ask, guard.resolve) if not guard.of_owner)
+    names = dict.fromkeys(guard.ask for guard in given.guards)
     if any(guard.optional for guard in given.guards):
         names |= dict.fromkeys(("__getattr__", "__getattribute__"))
-    names |= dict.fromkeys((given.detach, given.owner, given.dtype_attribute))
+    names |= dict.fromkeys((given.detach(), "dtype"))
+    if isinstance(given.owner, Owner):
+        names |= dict.fromkeys((given.owner.ask, *given.owner.freeze[1:]))
     return tuple(map(sys.intern, filter(None, names)))
 
 
@@ -295,7 +295,7 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
     """Return the tensor of a copy without blockers, on the host; None where the Python path says or does more."""
     _, blockers, _, _, device = source.describe(obj)
     on_host = device == HOST if device is not None else type(source.devices) is Devices
-    if not (blockers and on_host and all(each.copies and each.option is None for each in blockers)):
+    if not (blockers and on_host and all(each.needs == "copy" for each in blockers)):
         return None
     for blocker in blockers:
         obj = blocker.resolve(obj)
@@ -309,12 +309,29 @@ def _fields(source: Adapter, given: FastPath, kind: type) -> tuple[Any, ...] | N
     Questions for what keeps the memory alive, shape, byte strides, dtype and device; the attribute of the first that is
     the address; {dtype: code | bits << 8}.
     """
-    if not given.memory:
+    owner = given.owner
+    if not _is_read(owner):
         return None
-    memory, address = given.memory
     dtypes = {source.dtypes.to_native(dtype): _key(dtype) for dtype in map(DType, source.dtypes.known())}
-    questions = [_question(kind, name, call=False) for name in (memory, "shape", "strides", given.dtype_attribute)]
-    return (*questions, _question(kind, "__dlpack_device__", call=True), sys.intern(address), dtypes)
+    names = owner.ask, "shape", "strides", "dtype", "__dlpack_device__"
+    return (*(_question(kind, name) for name in names), sys.intern(owner.address), dtypes)
+
+
+def _is_read(owner: Any) -> TypeGuard[Owner]:
+    """Return whether arrays on devices are read by their owner's address."""
+    return isinstance(owner, Owner) and bool(owner.address) and not owner.nbytes
+
+
+def _owner(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Question | None]:
+    """Give the questions for an array's owner, where its memory begins, and how much it is."""
+    owner = given.owner
+    if not isinstance(owner, Owner) or _is_read(owner):
+        yield from (None, None, None)
+        return
+    yield _question(kind, owner.ask)
+    checks = owner.nbytes and OWNER_BOUNDS not in answered
+    for name in (owner.address, owner.nbytes):
+        yield _question(kind, name, of=look_up(owner.type)) if checks else None
 
 
 def _streams(adapter: Adapter) -> Any:
@@ -323,11 +340,13 @@ def _streams(adapter: Adapter) -> Any:
     return quick() if callable(quick) else quick
 
 
-def _question(kind: type, name: str, *, call: bool, of: type | None = None) -> Question:
+def _question(kind: type, name: str, *, of: type | None = None, is_attribute: bool = False) -> Question:
     """Return a question for arrays of a type, or for what owns their memory, which is `of` another one."""
-    found = next((cls.__dict__[name] for cls in (of or kind).__mro__ if name in cls.__dict__), None)
+    cls = of or kind
+    found = next((each.__dict__[name] for each in cls.__mro__ if name in each.__dict__), None)
     is_of_c = type(found) in (GetSetDescriptorType, MethodDescriptorType)
-    return Question(sys.intern(name), of, found if is_of_c else None, call)
+    is_method = not is_attribute and callable(getattr(cls, name, None))
+    return Question(sys.intern(name), of, found if is_of_c else None, is_method)
 
 
 def _may_have(kind: type, name: str) -> bool:
@@ -341,17 +360,18 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
     for guard in given.guards:
         if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
             continue
-        owner = look_up(given.owner_type) if guard.of_owner else None
         codes = sum(1 << code for code in codes_of(guard.kinds))
-        resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-        ask = _question(kind, guard.ask, call=guard.call, of=owner)
-        yield Guard(ask, codes, guard.of_owner, resolve, guard.optional)
+        yield Guard(_question(kind, guard.ask, is_attribute=guard.optional), codes, False, None, guard.optional)
+    if isinstance(given.owner, Owner) and given.owner.freeze:
+        question, method = given.owner.freeze
+        ask = _question(kind, question, of=look_up(given.owner.type))
+        yield Guard(ask, 0, True, _question(kind, method), False)
 
 
 def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
-    if not given.confirmed:
+    if not given.checked_dtypes:
         return None
-    dtypes = [DType(name) for name in given.confirmed]
+    dtypes = [DType(name) for name in given.checked_dtypes]
     return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
 
 
@@ -378,7 +398,7 @@ def _making(consumer: Target) -> dict[str, Any]:
     adapter, copies = consumer.adapter, consumer.capabilities.copies
     path = adapter.fast_path
     made: dict[str, Any] = {
-        "is_narrow": consumer.varies or (path is not None and path.takes is not None),
+        "is_narrow": consumer.varies or (path is not None and isinstance(path.imports, Capabilities)),
         "always_copies": copies is True,
         "storage": _storage(consumer),
         "states": tuple(_states(consumer.source)),

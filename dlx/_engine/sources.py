@@ -72,6 +72,6 @@ def device_of(source: Adapter, obj: Any) -> Device | None:
 
 def marked(tensor: Tensor, source: Adapter) -> Tensor:
     """Mark arrays of an immutable framework as read-only, whatever the capsule says."""
-    if source.immutable and not tensor.readonly:
+    if source.arrays.immutable and not tensor.readonly:
         return native.tensor_view(tensor, None, None, tensor.flags | READ_ONLY, None)
     return tensor

@@ -32,7 +32,7 @@ def _array(stored: Stored, memory: Memory, file: str) -> Any:
         blocker = Blocker(stored.refused, stored.fix or "dlx inspect lists what is in the file.", DTypeError)
     elif load is not None:
         why = f"it is {', '.join(stored.notes)}"
-        blocker = Blocker(why, resolution=lambda _: load(stored, memory.bytes), copies=True)
+        blocker = Blocker(why, resolution=lambda _: load(stored, memory.bytes), needs="copy")
     else:
         assert stored.dtype is not None and stored.shape is not None and stored.offset is not None
         return native.tensor_new(

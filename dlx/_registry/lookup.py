@@ -279,7 +279,7 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         adapter = arrays.find(kind) or registry.knows(kind)
         if adapter is not None:
             arrays.keep(kind, adapter)
-            return None if adapter.root_only else adapter
+            return None if adapter.arrays.root_only else adapter
         return None if is_plain(kind) else kind
     except (DlxError, MemoryError):
         raise

@@ -135,12 +135,10 @@ def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
         dtypes=dtypes,
         layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if takes(shape, strides)),
         min_alignment=0 if takes(shift=1) else 64,
-        min_ndim=0 if takes(()) else 1,
-        max_ndim=max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))]),
+        ndims=(0 if takes(()) else 1, max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))])),
         keeps_readonly=takes(readonly=True),
         copies=not shares,
-        null_data=False,
-        empty_extents="bytes",
+        empty_extents="addressed",
     )
     return ModuleAdapter(module, probe.kind, stated, generic)
 

@@ -253,4 +253,4 @@ def _guarded(source: Adapter) -> bool:
     """Return whether the fast path exports no array that is recorded: by a guard, or since those have another type."""
     guards = source.fast_path.guards if source.fast_path is not None else ()
     by_type = source.gradients is not None and source.gradients.by_type
-    return by_type or any(each.blocker is not None and each.blocker.option for each in guards)
+    return by_type or any(each.blocker is not None and each.blocker.needs == "detach" for each in guards)

@@ -94,7 +94,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
 
     def flat(*arrays: Any) -> list[Any]:
         parts = [*passed]
-        for i in () if target.adapter.immutable else constants:  # each call its own, which it may write to
+        for i in () if target.adapter.arrays.immutable else constants:  # each call its own, which it may write to
             parts[i] = FAST_PATH(passed[i], cast("Target", target.adapter.name), copy=True)
         for i, array in zip(operands, arrays, strict=True):
             parts[i] = array
@@ -257,7 +257,8 @@ class DifferentiableFunction:
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
         # Constant arrays are copied for a caller that writes, unless they are to be shared.
-        self._may_meet = not caller.immutable and not (request.target.adapter.immutable and request.readonly == "copy")
+        constant = request.target.adapter.arrays.immutable and request.readonly == "copy"
+        self._may_meet = not caller.arrays.immutable and not constant
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, without what gradients need."""

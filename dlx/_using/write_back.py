@@ -145,7 +145,7 @@ class Writes:
 def _writable(obj: Any) -> bool:
     """Return whether an array can be written to by its own item assignment."""
     source = kind_of(obj)
-    if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
+    if not isinstance(source, Adapter) or source.arrays.immutable or not hasattr(type(obj), "__setitem__"):
         return False
     return registry.ready(source) is not None and not describe(obj).readonly
 

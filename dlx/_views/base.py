@@ -597,10 +597,10 @@ class KeyedView(View, Slots):
         handler, source = self._handler, self._source
         if not handler.mutable:
             self._fixed = str if handler.kind == "mapping" else int
-        if handler.getter is not None:
-            self._getter = handler.getter(source)
-        if handler.unchanged is not None and handler.mutable:
-            self._unchanged = handler.unchanged(source)
+        if handler.reader is not None:
+            self._getter, is_unchanged = handler.reader(source)
+            if handler.mutable and is_unchanged is not None:
+                self._unchanged = is_unchanged
 
     def _missed(self, key: Any) -> Any:
         """Return `self[key]` where it is not cached."""

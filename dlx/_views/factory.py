@@ -195,7 +195,7 @@ def lazy_view(
     handler = container_of(type(obj))
     assert handler is not None
     options = Options(request, make, _convert, to, strict, collect)
-    if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.switches:
+    if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
         exact = {id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()}
         _plain[to] = (*options.known_at, options, exact)
     scope = Scope(options)

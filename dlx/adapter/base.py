@@ -23,6 +23,7 @@ from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -30,7 +31,7 @@ from dlx.adapter.declarations import (
     Guard,
     KnownIssue,
     Layout,
-    Ownership,
+    Owner,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -43,6 +44,7 @@ __all__ = [
     "OWNER_BOUNDS",
     "Adapter",
     "ArrayInfo",
+    "Arrays",
     "Blocker",
     "Capabilities",
     "CompiledFunction",
@@ -58,7 +60,7 @@ __all__ = [
     "KnownIssue",
     "Layout",
     "Operation",
-    "Ownership",
+    "Owner",
     "Placement",
     "ReportedDevices",
     "Stream",
@@ -151,11 +153,13 @@ class DTypes:
     storage
         Dtypes that the framework has, but imports under another name of the same width: ``{"bfloat16": "uint16"}``.
         They are handed over under that name, and the result is given to `viewed`.
-    words
-        Whether the values of `names` are the framework's dtypes themselves, words and no attributes.
+    switches
+        Names within the package of everything at run time that `Adapter.capabilities` depends on, with hashable values
+        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
     """
 
     storage: Mapping[str, str] = {}
+    switches: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -168,16 +172,16 @@ class DTypes:
         *,
         extension: Mapping[str, str] | None = None,
         storage: Mapping[str, str] | None = None,
-        words: bool = False,
+        switches: tuple[str, ...] = (),
     ) -> None:
         self.names = names if isinstance(names, Mapping) else {name: name for name in names}
-        self.package, self.extension, self.words = package, extension or {}, words
+        self.package, self.extension, self.switches = package, extension or {}, switches
         if storage is not None:
             self.storage = storage
 
     def native(self, attribute: str) -> Any:
         """Return the framework's dtype object behind one value of `names`, or None where the version lacks it."""
-        return attribute if self.words else look_up(f"{self.package}.{attribute}")
+        return look_up(f"{self.package}.{attribute}")
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
@@ -237,12 +241,15 @@ class Devices:
     read
         ``read(native_device)`` gives the `Device` of one of the framework's device objects, for `from_native`. None:
         it has none.
+    moves
+        Whether `Adapter.copy` copies to another device of the framework; else dlx moves its arrays.
     """
 
+    moves: bool = True
     _read: Callable[[Any], Device] | None = None
 
-    def __init__(self, read: Callable[[Any], Device] | None = None) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[Any], Device] | None = None, *, moves: bool = True) -> None:
+        self._read, self.moves = read, moves
 
     def to_native(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx.
@@ -284,6 +291,14 @@ class Devices:
     def activate(self, device: Device) -> AbstractContextManager[Any]:
         """Make a device current, for the driver and for the framework, as long as the context is entered."""
         return cuda.at(device)
+
+    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        """Return a new array on a device, of any values, from the framework's own allocator and on its current stream.
+
+        dlx copies into it. `strides` are those of a dense array, in elements. None, the default: dlx allocates the
+        memory itself and hands it over.
+        """
+        return None
 
     def available(self) -> Iterable[Any]:
         """Give the framework's own objects for the devices that it sees here; the default gives the host's.
@@ -352,57 +367,38 @@ class Adapter:
         What to tell a user who does not have it: ``pip install ...``.
     types
         Importable names of array types, most general ones; tested with `issubclass` once per type.
-    immutable
-        Whether its arrays count as read-only whatever they say.
-    root_only
-        Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
-        as numpy's scalars and plain buffers do.
     namespaces
         Importable modules whose functions take its arrays, for `dlx.array_namespace`: the first that is installed.
         None: arrays that have ``__array_namespace__`` tell.
     dtypes, devices
         Its dtypes and devices, both ways.
-    moves
-        Whether `copy` is to be asked for a copy on another device; else dlx moves its arrays.
-    switches
-        Names within the package of everything at run time that `capabilities` depends on, with hashable values
-        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
+    arrays
+        What is special about its arrays.
     containers
         Containers of the framework.
     known_issues
         Known faults of versions.
-    map_chunks
-        ``map_chunks(obj, options)``, for collections of arrays that are computed later: one whose chunks will be what
-        `dlx.convert` gives of them with these options, `to` among them. Both are pickled where other processes compute.
-        `describe` names what to call for the data itself, in a blocker: other verbs of dlx need it. None: all data
-        exists.
     is_tracing
         ``is_tracing()`` says whether arrays that are made now, in this thread, become part of a graph: lazy views keep
         none of them. A function in C costs the least. None: never.
-    fast_path, streams, ownership, placement, writes, gradients
-        Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, which
-        arrays stay on their device, how writes are noticed, and how gradients are computed. None: there is nothing to
-        say.
+    fast_path, streams, placement, writes, gradients
+        Optional parts: what the C fast path may use, how streams are ordered, which arrays stay on their device, how
+        writes are noticed, and how gradients are computed.
     """
 
     name: str
     package: str
     install: str = ""
     types: tuple[str, ...] = ()
-    immutable: bool = False
-    root_only: bool = False
     namespaces: tuple[str, ...] = ()
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
-    moves: bool = True
-    switches: tuple[str, ...] = ()
+    arrays: Arrays = Arrays()
     containers: tuple[Container, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
-    map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
     is_tracing: Callable[[], bool] | None = None
     fast_path: FastPath | None = None
     streams: StreamSupport | None = None
-    ownership: Ownership | None = None
     placement: Placement | None = None
     writes: WriteTracking | None = None
     gradients: GradSupport | None = None
@@ -483,14 +479,6 @@ class Adapter:
         An adapter that does not override this has its arrays copied by dlx.
         """
         raise NotImplementedError(f"{self.name} does not copy")
-
-    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        """Return a new array on a device, of any values, from the framework's own allocator and on its current stream.
-
-        dlx copies into it what it moves there. `strides` are those of a dense array, in elements. None, the default:
-        dlx allocates the memory itself and hands it over.
-        """
-        return None
 
     # ---- for subclasses to read -----------------------------------------------------------------------------------
 

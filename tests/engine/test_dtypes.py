@@ -342,7 +342,7 @@ def test_bool_towards_a_consumer_of_bytes(onlybytes):
 
 def test_a_consumer_that_wants_an_address(onlybytes, monkeypatch):
     """Where there is no element and no address, one is given; that is no copy."""
-    monkeypatch.setattr(OnlyBytes, "fields", {"null_data": False})
+    monkeypatch.setattr(OnlyBytes, "fields", {"empty_extents": "addressed"})
     source = dlx.from_pointer(0, (0, 3), "bool")
     plan = dlx.plan(source, to="onlybytes", copy=False)
     result = dlx.convert(source, to="onlybytes", copy=False)
@@ -353,8 +353,8 @@ def test_capabilities_are_checked():
     """A mistake in a statement is said where it is made."""
     with pytest.raises(ValueError, match="subbyte must be"):
         Capabilities(dtypes=None, subbyte="dense")
-    with pytest.raises(ValueError, match="narrowed"):
-        Capabilities(dtypes=frozenset({"int64"}), narrows=frozenset({"int64"}))
+    with pytest.raises(ValueError, match="taken and refused"):
+        Capabilities(dtypes=frozenset({"int64"}), refusals={"int64": ("it would narrow it", "")})
     for alignment in (8192, 4097, 48, -1):
         with pytest.raises(ValueError, match="min_alignment must be 0 or a power of 2 up to 4096"):
             Capabilities(dtypes=None, min_alignment=alignment)

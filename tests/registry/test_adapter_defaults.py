@@ -13,7 +13,7 @@ import dlx
 from dlx import errors
 from dlx._core.native import tensor_copy
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Description, DTypes, Layout
+from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Description, DTypes, Layout
 from dlx.testing import CHECKS, find
 
 HOST = dlx.Device("cpu")
@@ -68,7 +68,7 @@ def test_an_adapter_without_describe_is_described_by_an_export(plain):
 
 def test_arrays_that_never_change_are_described_as_read_only(plain):
     """`immutable` holds for what an export tells, too."""
-    array = plain(immutable=True)(dlx.empty((2, 3), "float32"))
+    array = plain(arrays=Arrays(immutable=True))(dlx.empty((2, 3), "float32"))
     assert dlx.describe(array).readonly and dlx.convert(array, to="dlx").readonly
     assert dlx.plan(array, to="dlx").source.readonly
 
@@ -176,7 +176,7 @@ def test_one_that_copies_and_does_not_say_so_is_found(plain):
 
 def test_dtypes_that_are_words():
     """They are the framework's dtypes themselves; attributes may have dots."""
-    words = DTypes("sys", {"float32": "tensor(float)"}, words=True)
+    words = type("Words", (DTypes,), {"native": lambda self, word: word})("sys", {"float32": "tensor(float)"})
     assert words.to_native(dlx.DType("float32")) == "tensor(float)"
     assert words.from_native("tensor(float)") == dlx.DType("float32")
     dotted = DTypes("sys", {"int64": "hash_info.width", "int32": "no.such"})

@@ -664,17 +664,17 @@ def test_a_table_of_a_base_is_found_out(site, np):
     ("fact", "says"),
     [
         ("guards=(Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
-        ("guards=(Guard('x', of_owner=True),), owner='base', owner_type='lib.Nothing'", "AttributeError"),
+        ("owner=Owner('base', 'lib.Nothing', 'x', 'y')", "AttributeError"),
         ("guard_function=lambda: 3", "TypeError"),
         ("exchange=fails", "OSError: libx.so"),
-        ("switches=(('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
+        ("conditions=(('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
     ],
 )
 def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     """The array converts by the Python path, and the listing says what is wrong."""
     site.module("lib", SUBCLASS)
     code = OWNER.replace("imports=False", f"imports=False, {fact}")
-    head = "from dlx.adapter import Guard\ndef fails(): raise OSError('libx.so')\n"
+    head = "from dlx.adapter import Guard, Owner\ndef fails(): raise OSError('libx.so')\n"
     site.plugin("dlx-lib", "lib", code.replace("class Owner", f"{head}class Owner"))
     out = site.run(
         textwrap.dedent(ROADS)

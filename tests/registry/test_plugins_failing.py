@@ -25,12 +25,12 @@ HOOKS = [
     *methods(Adapter),
     *(f"dtypes.{name}" for name in methods(DTypes)),
     *(f"devices.{name}" for name in methods(Devices)),
-    *("streams.current", "streams.activate", "streams.ready", "ownership.consume", "ownership.restore"),
+    *("streams.current", "streams.activate", "streams.ready", "arrays.consume", "arrays.restore"),
     *("is_tracing", "placement.load", "placement.is_committed"),
     *("writes.guarded", "writes.count", "writes.mark_written", "fast_path.exchange", "fast_path.guard_function"),
 ]
 
-TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current",
+TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "arrays.consume", "devices.current",
         "placement.load", "placement.is_committed")  # fmt: skip
 
 UNCHECKED = ("load", "copy", "placement.load", "placement.is_committed", "devices.current")
@@ -40,7 +40,7 @@ PARTS = """\
     fast_path = FastPath(types)
     dtypes, devices = DTypes(name, {'float32': 'Array'}), Devices()
     streams, writes = StreamSupport(), WriteTracking()
-    ownership = Ownership(lambda obj, tensor, shared: tensor)
+    arrays = Arrays(consume=lambda obj, tensor, shared: tensor)
     placement = Placement(lambda tensor, committed: sys.modules[A.package].Array(tensor), lambda obj: True)
     def capabilities"""
 
@@ -189,7 +189,7 @@ def test_a_process_survives_rubbish_from_any_hook(tmp_path, np):
     """
     site = Site(tmp_path)
     site.module("rubbish", RUBBISH_MODULE)
-    hooks = [hook for hook in HOOKS if hook != "ownership.restore"]
+    hooks = [hook for hook in HOOKS if hook != "arrays.restore"]
     for hook in hooks:
         name = module_of(hook)
         site.module(name)
@@ -225,7 +225,7 @@ def test_a_failing_restore_replaces_nothing(tmp_path):
 A.load = lambda self, tensor: 1 / 0
 @dlx.hookimpl"""
     giving = """
-A.ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: [].missing)
+A.arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj, tensor: [].missing)
 @dlx.hookimpl"""
     site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
     site.plugin("dlx-bad", "bad", adapter("bad").replace("@dlx.hookimpl", giving))

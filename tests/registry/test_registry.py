@@ -16,7 +16,7 @@ from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry import registry as loaded
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, KnownIssue, Layout
+from dlx.adapter import Adapter, Capabilities, DTypes, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
 
@@ -144,7 +144,7 @@ def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, myli
     """The look-up is remembered, the answer is not; also where it is no target at present."""
 
     class Changing(MyLib):
-        switches = ("taken",)
+        dtypes = DTypes("mylib", {}, switches=("taken",))
 
         def capabilities(self):
             return None if mylib.taken is None else Capabilities(dtypes=mylib.taken)
@@ -399,20 +399,20 @@ def test_known_issues_lower_capabilities(monkeypatch, mylib):
 
     class Old(MyLib):
         known_issues = (
-            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
+            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "ndims": (0, 4)}),
             KnownIssue("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
         )
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Old()])
     capabilities = Registry({"mylib": "dlx_mylib"}).target("mylib").capabilities
-    assert (capabilities.keeps_readonly, capabilities.max_ndim, capabilities.layouts) == (False, 4, Layout.ANY)
+    assert (capabilities.keeps_readonly, capabilities.ndims, capabilities.layouts) == (False, (0, 4), Layout.ANY)
 
 
 def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
     """An adapter that names its switches is remembered for each of their values only (jax's x64 switch)."""
 
     class Changing(MyLib):
-        switches = ("allowed",)
+        dtypes = DTypes("mylib", {}, switches=("allowed",))
 
         def capabilities(self):
             return Capabilities(dtypes=sys.modules[self.package].allowed)
@@ -518,6 +518,6 @@ def test_a_framework_that_is_imported_anew_is_asked_again(registry, mylib, monke
     other.__version__, other.Array = "2.0", Array
     monkeypatch.setitem(sys.modules, "mylib", other)
     before = registry.generation
-    vars(adapter)["lowered"] = {"max_ndim": 3}
+    vars(adapter)["lowered"] = {"ndims": (0, 3)}
     assert registry.target("mylib").source is adapter
     assert adapter.lowered == {} and registry.generation != before

@@ -12,11 +12,11 @@ from kit_adapters import Good
 import dlx
 from dlx.adapter import (
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
     Devices,
-    Ownership,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -29,7 +29,7 @@ class Complete(Good):
     """Has every part."""
 
     streams = StreamSupport(ready=lambda obj, tensor: None)
-    ownership = Ownership(lambda obj, tensor, shared: tensor)
+    arrays = Arrays(consume=lambda obj, tensor, shared: tensor)
     writes = WriteTracking(guarded=lambda obj, writable: obj, count=lambda obj: 0)
 
     def __init__(self):
@@ -86,7 +86,7 @@ HOOKS = (
     *("describe", "export", "capabilities", "variant", "load", "copy", "is_tracing"),
     *("dtypes.known", "dtypes.native_name", "dtypes.from_native"),
     *("devices.from_native", "devices.of", "devices.default", "devices.current", "devices.activate"),
-    *("devices.available", "streams.ready", "ownership.consume", "placement.load", "placement.is_committed"),
+    *("devices.available", "streams.ready", "arrays.consume", "placement.load", "placement.is_committed"),
     *("writes.guarded", "writes.count"),
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dlx._core.extension import ffi, lib
 from dlx._registry.modules import is_missing
-from dlx._registry.plugin import OURS, error_of
+from dlx._registry.plugin import OURS, error_of, install_of
 from dlx._registry.registry import registry
 from dlx._support.reflect import message_of
 from dlx._support.screen import Cell, Screen
@@ -102,9 +102,7 @@ def _rows() -> list[Row]:
             continue
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
         row.version = installed_version(adapter.package) if found else ""
-        row.cause = (
-            one_line("; ".join(plugin.notes), 400) if found else adapter.install or f"pip install {adapter.package}"
-        )
+        row.cause = one_line("; ".join(plugin.notes), 400) if found else install_of(adapter)
     return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.name))
 
 

@@ -58,10 +58,10 @@ def sources(target: Any) -> list[tuple[str, Source]]:
     whole = DType(dtype).bits % 8 == 0
     made = []
     for name, (_, shape, strides, _) in LAYOUTS.items():
-        if stated.min_ndim <= len(shape) <= stated.max_ndim and (whole or name == "empty"):
+        if stated.ndims[0] <= len(shape) <= stated.ndims[1] and (whole or name == "empty"):
             made.append((name, Source(dtype, shape, strides)))
-    shape = (24,) if stated.max_ndim < 2 else (4, 6)
-    if stated.min_ndim <= len(shape):
+    shape = (24,) if stated.ndims[1] < 2 else (4, 6)
+    if stated.ndims[0] <= len(shape):
         made.append(("row-major", Source(dtype, shape)))
         if whole:
             step = max(DType(dtype).bits // 8, 1)
@@ -148,7 +148,7 @@ def _taken(target: Any) -> Tensor | None:
 def adapter_round_trips(lib: Subject) -> None:
     """From dlx.Tensor into the framework and back, for each dtype of its capabilities."""
     target = target_of(lib)
-    shape = (24,) if target.capabilities.max_ndim < 2 else (4, 6)
+    shape = (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
     for dtype in dtypes_of(target):
         source = Source(dtype, shape)
         inside, error = converted(tensor_of(source), lib.adapter)
@@ -166,7 +166,7 @@ def adapter_narrowing(lib: Subject) -> None:
     """Convert every other dtype; the round trip must be exact."""
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
-        source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))
+        source = Source(dtype, (24,) if target.capabilities.ndims[1] < 2 else (4, 6))
         inside, error = converted(tensor_of(source), lib.adapter)
         if error is None:
             same(api.convert(inside, to="dlx"), source, dtype)

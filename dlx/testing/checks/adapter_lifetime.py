@@ -163,7 +163,7 @@ def adapter_fast_path(lib: Subject) -> None:
     target = target_of(lib)
     for dtype in dtypes_of(target):
         array = api.convert(
-            tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
+            tensor_of(Source(dtype, (4, 6) if target.capabilities.ndims[1] > 1 else (24,))), to=lib.adapter
         )
         for to in ("dlx", lib.adapter):
             pair = [attempt(path, array, to=to) for path in (api.convert, api.convert, slow)]

@@ -14,7 +14,7 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import safe_repr
 from dlx.adapter.base import Adapter, Description, classes_of
 from dlx.adapter.declarations import Blocker, Capabilities
-from dlx.testing.outcome import attempt, must
+from dlx.testing.subject import attempt, must
 
 __all__ = ["check_answers"]
 
@@ -94,11 +94,11 @@ def _calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tupl
     yield "devices.available", Iterable, devices.available
     if tensor is None:
         return
-    streams, placement, writes, ownership = adapter.streams, adapter.placement, adapter.writes, adapter.ownership
+    streams, placement, writes = adapter.streams, adapter.placement, adapter.writes
     if streams is not None and streams.ready is not None:
         yield "streams.ready", (Stream, _NONE), streams.ready, array, tensor
-    if ownership is not None:
-        yield "ownership.consume", Tensor, ownership.consume, array, tensor, False
+    if adapter.arrays.consume is not None:
+        yield "arrays.consume", Tensor, adapter.arrays.consume, array, tensor, False
     if placement is not None:
         yield "placement.load", exact, placement.load, tensor, True
         yield "placement.is_committed", bool, placement.is_committed, array

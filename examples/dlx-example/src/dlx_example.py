@@ -7,10 +7,8 @@ Shared: every layout, any alignment, read-only kept. Copied: negated arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
@@ -25,6 +23,7 @@ from dlx.adapter import (
     KnownIssue,
     Layout,
     Tensor,
+    offer,
     over_memory,
     type_name,
 )
@@ -47,7 +46,7 @@ def _unflatten(bundle: Any, keys: list[Any] | None, children: list[Any], new_emp
     return made
 
 
-NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", copies=True)
+NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", needs="copy")
 
 
 class ExampleAdapter(Adapter):
@@ -123,7 +122,7 @@ class ExampleAdapter(Adapter):
             dtypes=self.dtypes.known(),
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=8,
+            ndims=(0, 8),
             keeps_readonly=True,
             allocates_aligned=64,
         )
@@ -139,7 +138,4 @@ class ExampleAdapter(Adapter):
         return obj.copy()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> Iterable[Adapter]:
-    """Return examplearray's adapter."""
-    return [ExampleAdapter()]
+dlx_adapters = offer(ExampleAdapter())
