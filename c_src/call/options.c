@@ -58,7 +58,7 @@ int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject
   *like = NULL;
   call->to = own ? own : n == 2 ? args[1] : NULL;
   if (own) return n == 1 && n_names == 0;
-  if (n == 1 && n_names == 1 && PyTuple_GET_ITEM(names, 0) == to_name) {
+  if (n == 1 && n_names == 1 && PyTuple_GET_ITEM(names, 0) == py_name_to) {
     call->to = args[1];
     return 1;
   }
