@@ -1,6 +1,6 @@
-/* Files in memory: what dlx.share writes and maps, and dlx.attach maps. Into huge pages 16 MB or more
- * are written in 0.5 to 0.7 of the time of pwritev alone, by one thread or two (0.9 of one's time),
- * and first read in a third to an eighth (Linux 6.18). */
+/* Files in memory: what dlx.share writes and maps, and dlx.attach maps. Into huge pages 16 MB or
+ * more are written in 0.5 to 0.7 of the time of pwritev alone, by one thread or two (0.9 of one's
+ * time), and first read in a third to an eighth (Linux 6.18). */
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
 
@@ -138,9 +138,8 @@ static int make_huge(writing* w, int64_t low, int64_t high) {
   return -1;
 }
 
-/* Write piece by piece, until another thread has begun with the last one. Beside pwritev alone, in
- * 0.55 to 0.7 of the time from 16 MB on, and a first read of the pages takes a third to an eighth.
- * A piece is a few huge pages, since each call that makes some waits for all processors. */
+/* Write piece by piece, until another thread has begun with the last one. A piece is a few huge
+ * pages, since each call that makes some waits for all processors. */
 static void* write_pieces(void* argument) {
   enum { PIECE = 4 * HUGE_PAGE };
   writing* w = argument;
