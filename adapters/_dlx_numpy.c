@@ -59,24 +59,16 @@ static const DLDataType dtypes[NUMBERS] = {
     [10] = {kDLUInt, 64, 1}, /* long long */
 };
 
-/* The other way round, by DLPack's code and the power of two of the bytes: the number plus one, 0 =
- * none. */
-static unsigned char numbers[kDLBool + 1][5];
-
-/* Writes to what is empty only: threads may read it while the module is imported again. */
-static void fill_numbers(void) {
-  for (int n = 0; n < NUMBERS; n++) {
-    if (dtypes[n].bits == 0) continue;
-    unsigned char* number = &numbers[dtypes[n].code][__builtin_ctz(dtypes[n].bits / 8u)];
-    if (*number == 0) *number = (unsigned char)(n + 1); /* long, not long long */
-  }
-}
-
 /* The numpy type number of a dtype; -1 = none. */
 static int number_of(DLDataType dtype) {
-  if (dtype.code > kDLBool || dtype.lanes != 1 || dtype.bits < 8 || dtype.bits & (dtype.bits - 1))
-    return -1;
-  return numbers[dtype.code][__builtin_ctz(dtype.bits / 8u)] - 1;
+  switch ((uint32_t)dtype.lanes << 16 | dtype.code << 8 | dtype.bits) {
+#define CASE(code, bits, letters, arrow, number) \
+  case 1 << 16 | code << 8 | bits:               \
+    return number;
+    DLX_DTYPES(CASE)
+    default:
+      return -1;
+  }
 }
 
 /* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. Threads read
@@ -317,6 +309,5 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  fill_numbers();
   return py_gil_open() < 0 ? NULL : py_without_gil(PyModule_Create(&definition));
 }

@@ -166,13 +166,6 @@ static void* wrapped(PyObject* obj) {
   return found;
 }
 
-/* Clear an Exception that is no MemoryError. Errors: what else is set stays. */
-static void forget(void) {
-  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception) &&
-      !PyErr_ExceptionMatches(PyExc_MemoryError))
-    PyErr_Clear();
-}
-
 /* The object that a container has at a key: an address to compare, of what the container holds.
  * GIL: needed, no Python runs. Errors: NULL, none set: it is no object, or there is none. */
 static void* child_at(void* get, void* container, PyObject* key) {
@@ -183,13 +176,13 @@ static void* child_at(void* get, void* container, PyObject* key) {
   } else {
     Py_ssize_t length;
     const char* text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &length) : NULL;
-    if (text == NULL || (size_t)length != strlen(text)) return forget(), NULL;
+    if (text == NULL || (size_t)length != strlen(text)) return py_error_forget(), NULL;
     args[1] = (any){.type_index = TVM_RAW_STRING, .value.text = text};
   }
-  if (PyErr_Occurred()) return forget(), NULL; /* a number without end */
+  if (PyErr_Occurred()) return py_error_forget(), NULL; /* a number without end */
   if (call(get, args, 2, &result) != 0) {
     void* error = NULL;
-    forget();
+    py_error_forget();
     take_error(&error);
     if (error) release(error);
     return NULL;

@@ -29,18 +29,6 @@ int py_check(int status) {
   return status == DLX_OK ? 0 : (py_raise(status, NULL), -1);
 }
 
-int py_error_may_go(PyObject* type) {
-  return PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
-         !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
-}
-
-int py_error_forget(void) {
-  PyObject* type = PyErr_Occurred();
-  if (type && !py_error_may_go(type)) return -1;
-  PyErr_Clear();
-  return 0;
-}
-
 PyObject* py_error_take(void) {
   if (!py_error_may_go(PyErr_Occurred())) return NULL;
   py_pending error = py_pending_save();

@@ -16,15 +16,6 @@ PyObject* py_raise(int status, const char* format, ...);
 /* 0 for DLX_OK. Errors: -1 with the exception of the status. */
 int py_check(int status);
 
-/* Whether an exception of a type may be replaced by another, or forgotten: an Exception that is no
- * MemoryError. GIL: needed. Errors: none. */
-int py_error_may_go(PyObject* type);
-
-/* Clear the exception that is set, where the Python path raises it again: an Exception, and no
- * MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with the exception still
- * set; 0 = none is set now. */
-int py_error_forget(void);
-
 /* The exception that is set, which is cleared as by py_error_forget. Owns: new reference. GIL:
  * needed. Errors: NULL with the exception still set. */
 PyObject* py_error_take(void);

@@ -39,6 +39,22 @@ static inline PyObject* py_tuple_of(const int64_t* numbers, Py_ssize_t n) {
   return tuple;
 }
 
+/* Whether an exception of a type may be replaced by another, or forgotten: an Exception that is no
+ * MemoryError. */
+static inline int py_error_may_go(PyObject* type) {
+  return PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
+         !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
+}
+
+/* Clear the exception that is set, if it may go: the Python path raises it again. Errors: -1 with
+ * the exception still set; 0 = none is set now. */
+static inline int py_error_forget(void) {
+  PyObject* type = PyErr_Occurred();
+  if (type && !py_error_may_go(type)) return -1;
+  PyErr_Clear();
+  return 0;
+}
+
 /* An exception that is set while foreign code may run is put aside and back again. */
 typedef struct {
   PyObject *type, *value, *traceback;

@@ -87,62 +87,44 @@ int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_de
   return DLX_OK;
 }
 
-/* A stream of the host, as one of devices: `private_data` is the other struct. It is read again
- * after each call, since a producer may take back its functions, `release` included. */
+#define HAS(stream, member) \
+  ((stream)->is_host ? (stream)->of.host.member != NULL : (stream)->of.device.member != NULL)
 
-static int host_schema(struct ArrowDeviceArrayStream* stream, struct ArrowSchema* out) {
-  struct ArrowArrayStream* host = stream->private_data;
-  int failed = host->get_schema(host, out);
-  *stream = dlx_arrow_host_stream(host);
-  return failed;
-}
-
-static int host_next(struct ArrowDeviceArrayStream* stream, struct ArrowDeviceArray* out) {
-  struct ArrowArrayStream* host = stream->private_data;
-  int failed = host->get_next(host, &out->array);
-  *stream = dlx_arrow_host_stream(host);
-  return failed;
-}
-
-static const char* host_error(struct ArrowDeviceArrayStream* stream) {
-  struct ArrowArrayStream* host = stream->private_data;
-  const char* why = host->get_last_error(host);
-  *stream = dlx_arrow_host_stream(host);
-  return why;
-}
-
-static void host_release(struct ArrowDeviceArrayStream* stream) {
-  struct ArrowArrayStream* host = stream->private_data;
-  host->release(host);
-}
-
-struct ArrowDeviceArrayStream dlx_arrow_host_stream(struct ArrowArrayStream* host) {
-  return (struct ArrowDeviceArrayStream){.device_type = kDLCPU,
-                                         .get_schema = host->get_schema ? host_schema : NULL,
-                                         .get_next = host->get_next ? host_next : NULL,
-                                         .get_last_error = host->get_last_error ? host_error : NULL,
-                                         .release = host->release ? host_release : NULL,
-                                         .private_data = host};
-}
-
-int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
-  if (stream->release == NULL) return DLX_E_CONSUMED;
-  if (stream->get_schema == NULL || stream->get_next == NULL) return DLX_E_ARROW;
-  if (stream->get_schema(stream, &data->schema) != 0) {
-    data->schema.release = NULL;
-    return DLX_E_ARROW;
-  }
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
+  struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
+  struct ArrowDeviceArrayStream* device = &stream->of.device;
+  if (!HAS(stream, release)) return DLX_E_CONSUMED;
+  if (!HAS(stream, get_schema) || !HAS(stream, get_next)) return DLX_E_ARROW;
+  int failed =
+      host ? host->get_schema(host, &data->schema) : device->get_schema(device, &data->schema);
+  if (failed) data->schema.release = NULL;
   if (data->schema.release == NULL) return DLX_E_ARROW;
-  while (stream->release && stream->get_next) {
+  while (HAS(stream, release) && HAS(stream, get_next)) { /* a producer may take them back */
     struct ArrowDeviceArray* batch = next_batch(data);
     if (batch == NULL) return DLX_E_MEMORY;
-    *batch = (struct ArrowDeviceArray){.device_type = stream->device_type};
-    if (stream->get_next(stream, batch) != 0) return DLX_E_ARROW;
+    *batch = (struct ArrowDeviceArray){.device_type = host ? kDLCPU : device->device_type};
+    failed = host ? host->get_next(host, &batch->array) : device->get_next(device, batch);
+    if (failed) return DLX_E_ARROW;
     if (batch->array.release == NULL) return DLX_OK;
     if (batch->device_type == kDLCPU) place_on_host(batch);
     data->n_batches++;
   }
   return DLX_E_ARROW; /* it released itself before its end */
+}
+
+void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room) {
+  struct ArrowArrayStream* host = &stream->of.host;
+  struct ArrowDeviceArrayStream* device = &stream->of.device;
+  const char* said = NULL;
+  why[0] = '\0';
+  if (status == DLX_E_ARROW && HAS(stream, release) && HAS(stream, get_last_error))
+    said = stream->is_host ? host->get_last_error(host) : device->get_last_error(device);
+  if (said) snprintf(why, room, "%s", said);
+  if (!HAS(stream, release)) return;
+  if (stream->is_host)
+    host->release(host);
+  else
+    device->release(device);
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {

@@ -17,6 +17,7 @@ static void leave_state(void* left) {
   dlx_thread_state* own = left;
   dlx_own_state = NULL;
   own->depth = own->nested = 0;
+  own->message[0] = '\0';
   atomic_store(&own->since, 0);
   atomic_store(&own->entering, 0);
   atomic_flag_clear(&own->taken);

@@ -25,6 +25,7 @@ typedef struct dlx_thread_state {
   _Atomic(uint64_t) since; /* when it began to read routes, see python/route.c; 0 = it reads none */
   int nested;              /* how often it did so */
   atomic_int entering;     /* whether it is taking the GIL, see base/gil.c */
+  char message[400];       /* of the CUDA driver's last failure, see cuda/driver.c */
   atomic_flag taken;
   struct dlx_thread_state* next;
   char apart[64]; /* of the next state in memory: no two share a cache line */

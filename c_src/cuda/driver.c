@@ -2,11 +2,12 @@
  * read, and without it everything else goes on. */
 
 #include "driver.h"
-#include "core/allocate.h"
+#include "core/thread_state.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 cu_table cu;
@@ -21,40 +22,19 @@ static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 
 /* ---- what failed last, a sentence for each thread -------------------------------------------- */
 
-/* Memory of its own, and freed with the thread: a library that is loaded late has no room for it in
- * the static thread-local storage. */
-enum { MESSAGE = 400 };
-static pthread_key_t message;
-static pthread_once_t message_once = PTHREAD_ONCE_INIT;
-static int has_message; /* the key exists */
-
-static void make_message(void) {
-  has_message = pthread_key_create(&message, free) == 0;
-}
-
-/* This thread's memory, or NULL where it has none yet. */
-static char* find_message(void) {
-  pthread_once(&message_once, make_message);
-  return has_message ? pthread_getspecific(message) : NULL;
-}
-
 const char* dlx_cuda_message(void) {
-  const char* found = find_message();
-  return found ? found : "the CUDA driver failed, and there was no memory to say how";
+  const dlx_thread_state* own = dlx_state_of_thread();
+  return own && own->message[0] ? own->message
+                                : "the CUDA driver failed, and there was no memory to say how";
 }
 
 /* GIL: not needed. Errors: without memory, the sentence above stands for it. */
 __attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
-  char* text = find_message();
-  if (text == NULL && has_message && (text = dlx_allocate(MESSAGE)) &&
-      pthread_setspecific(message, text) != 0) {
-    free(text);
-    text = NULL;
-  }
-  if (text == NULL) return;
+  dlx_thread_state* own = dlx_state_of_thread();
+  if (own == NULL) return;
   va_list values;
   va_start(values, format);
-  vsnprintf(text, MESSAGE, format, values);
+  vsnprintf(own->message, sizeof own->message, format, values);
   va_end(values);
 }
 

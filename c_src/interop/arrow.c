@@ -62,46 +62,32 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   return status == DLX_OK ? 0 : (refuse(status), -1);
 }
 
-/* Why reading a stream failed. Errors: always returns -1 with an exception. */
-static int stream_failed(int status, const char* why) {
+/* Move a stream, read it to its end and release it. Errors: -1 with an exception. */
+static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
+  char why[512];
+  int status;
+  void* held = opened(capsule, name);
+  if (held == NULL) return -1;
+  dlx_arrow_stream stream = {.is_host = name == k_stream};
+  PY_LOCKED(capsule) /* as above */
+  if (stream.is_host) {
+    stream.of.host = *(struct ArrowArrayStream*)held;
+    ((struct ArrowArrayStream*)held)->release = NULL;
+  } else {
+    stream.of.device = *(struct ArrowDeviceArrayStream*)held;
+    ((struct ArrowDeviceArrayStream*)held)->release = NULL;
+  }
+  PY_UNLOCKED()
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_arrow_read(data, &stream);
+    dlx_arrow_end(&stream, status, why, sizeof why);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return 0;
   if (status == DLX_E_ARROW)
     py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why");
   else
     refuse(status);
   return -1;
-}
-
-/* Read a stream to its end, and release it. Errors: -1 with an exception. */
-static int read_stream(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
-  char why[512] = "";
-  int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_read(data, stream);
-    int may_say = status == DLX_E_ARROW && stream->release && stream->get_last_error;
-    const char* said = may_say ? stream->get_last_error(stream) : NULL;
-    if (said) snprintf(why, sizeof why, "%s", said);
-    if (stream->release) stream->release(stream);
-  Py_END_ALLOW_THREADS
-  return status == DLX_OK ? 0 : stream_failed(status, why);
-}
-
-/* Errors: -1 with an exception. */
-static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
-  void* held = opened(capsule, name);
-  if (held == NULL) return -1;
-  struct ArrowArrayStream host; /* `stream` points to it */
-  struct ArrowDeviceArrayStream stream;
-  PY_LOCKED(capsule) /* as above */
-  if (name == k_stream) {
-    host = *(struct ArrowArrayStream*)held; /* moved */
-    ((struct ArrowArrayStream*)held)->release = NULL;
-    stream = dlx_arrow_host_stream(&host);
-  } else {
-    stream = *(struct ArrowDeviceArrayStream*)held;
-    ((struct ArrowDeviceArrayStream*)held)->release = NULL;
-  }
-  PY_UNLOCKED()
-  return read_stream(data, &stream);
 }
 
 /* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;

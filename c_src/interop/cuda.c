@@ -126,14 +126,20 @@ failed:
   return NULL;
 }
 
-/* A copy on the host, made on dlx's own stream; no stream is synchronized here. Owns: the caller
- * owns the result. Errors: NULL with an exception. */
-static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t stream,
-                                       int keep_order) {
-  DLManagedTensorVersioned* fresh = NULL;
+/* A copy on the host, made on dlx's own stream, which waits for the memory before unless the caller
+ * has seen to that. Owns: the caller owns the result. Errors: NULL with an exception. */
+static DLManagedTensorVersioned* fetch(TensorObject* tensor, int keep_order, int waits) {
+  uint64_t stream;
+  int status;
+  DLManagedTensorVersioned *fresh = NULL, *from = py_tensor_managed((PyObject*)tensor);
+  if (from == NULL) return NULL;
+  int32_t device_id = from->dl_tensor.device.device_id;
+  if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
+  if (waits && wait_ready(tensor, device_id, stream) < 0) return NULL;
+  from = py_tensor_managed((PyObject*)tensor); /* it may be another one: the GIL was released */
+  if (from == NULL) return NULL;
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
-  int status;
   dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
   Py_BEGIN_ALLOW_THREADS
     status = dlx_managed_empty(t, flags, keep_order, &fresh);
@@ -145,14 +151,7 @@ static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t 
 }
 
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
-  uint64_t stream;
-  DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor);
-  if (from == NULL) return NULL;
-  int32_t device_id = from->dl_tensor.device.device_id;
-  if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
-  if (wait_ready(tensor, device_id, stream) < 0) return NULL;
-  from = py_tensor_managed((PyObject*)tensor); /* the GIL was released */
-  return from ? fetch(from, stream, 1) : NULL;
+  return fetch(tensor, 1, 1);
 }
 
 /* Put a further count of a tensor's memory behind dlx's own stream: kernels on it may outlive the
@@ -347,15 +346,9 @@ PyDoc_STRVAR(tensor_fetch_doc,
 
 static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
   PyObject* tensor;
-  uint64_t stream;
   int keep_order;
   if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
-  DLManagedTensorVersioned* from = py_tensor_managed(tensor);
-  if (from == NULL) return NULL;
-  if (py_cuda_work_stream(from->dl_tensor.device.device_id, &stream) < 0) return NULL;
-  from = py_tensor_managed(tensor); /* it may be another one by now */
-  if (from == NULL) return NULL;
-  DLManagedTensorVersioned* fresh = fetch(from, stream, keep_order);
+  DLManagedTensorVersioned* fresh = fetch((TensorObject*)tensor, keep_order, 0);
   return fresh ? py_tensor_wrap(fresh) : NULL;
 }
 

@@ -8,18 +8,26 @@
 static const char k_schema[] = "arrow_schema";
 static const char k_array[] = "arrow_array";
 
+typedef union {
+  struct ArrowSchema schema;
+  struct ArrowArray array;
+} given;
+
+/* Release it, unless a consumer has moved it. Owns: takes `self`. */
+static void drop(given* self, int is_schema) {
+  py_pending pending = py_pending_save(); /* a foreign deleter may run */
+  if (is_schema && self->schema.release) self->schema.release(&self->schema);
+  if (!is_schema && self->array.release) self->array.release(&self->array);
+  py_pending_restore(pending);
+  free(self);
+}
+
 static void destroy_schema(PyObject* capsule) {
-  struct ArrowSchema* schema = PyCapsule_GetPointer(capsule, k_schema);
-  if (schema->release) schema->release(schema);
-  free(schema);
+  drop(PyCapsule_GetPointer(capsule, k_schema), 1);
 }
 
 static void destroy_array(PyObject* capsule) {
-  struct ArrowArray* array = PyCapsule_GetPointer(capsule, k_array);
-  py_pending pending = py_pending_save(); /* a foreign deleter may run */
-  if (array->release) array->release(array);
-  py_pending_restore(pending);
-  free(array);
+  drop(PyCapsule_GetPointer(capsule, k_array), 0);
 }
 
 /* Errors: always returns NULL with an exception. */
@@ -37,38 +45,25 @@ static PyObject* cannot_give(int status, const DLManagedTensorVersioned* made) {
   return py_raise(status, NULL);
 }
 
-PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused) {
-  DLManagedTensorVersioned* made = py_tensor_managed(tensor);
-  if (made == NULL) return NULL;
-  struct ArrowSchema* schema = dlx_allocate(sizeof *schema);
-  if (schema == NULL) return PyErr_NoMemory();
-  int status = dlx_arrow_give_schema(&made->dl_tensor, schema);
+/* Owns: new reference. Errors: NULL with an exception. */
+static PyObject* capsule_of(DLManagedTensorVersioned* made, int is_schema) {
+  given* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return PyErr_NoMemory();
+  int status = is_schema ? dlx_arrow_give_schema(&made->dl_tensor, &self->schema)
+                         : dlx_arrow_give_array(made, &self->array);
   if (status != DLX_OK) {
-    free(schema);
+    free(self);
     return cannot_give(status, made);
   }
-  PyObject* capsule = PyCapsule_New(schema, k_schema, destroy_schema);
-  if (capsule == NULL) {
-    schema->release(schema);
-    free(schema);
-  }
+  PyObject* capsule = is_schema ? PyCapsule_New(self, k_schema, destroy_schema)
+                                : PyCapsule_New(self, k_array, destroy_array);
+  if (capsule == NULL) drop(self, is_schema);
   return capsule;
 }
 
-static PyObject* array_capsule(DLManagedTensorVersioned* made) {
-  struct ArrowArray* array = dlx_allocate(sizeof *array);
-  if (array == NULL) return PyErr_NoMemory();
-  int status = dlx_arrow_give_array(made, array);
-  if (status != DLX_OK) {
-    free(array);
-    return cannot_give(status, made);
-  }
-  PyObject* capsule = PyCapsule_New(array, k_array, destroy_array);
-  if (capsule == NULL) {
-    array->release(array);
-    free(array);
-  }
-  return capsule;
+PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused) {
+  DLManagedTensorVersioned* made = py_tensor_managed(tensor);
+  return made ? capsule_of(made, 1) : NULL;
 }
 
 PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
@@ -79,7 +74,7 @@ PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nar
     return PyErr_Format(PyExc_TypeError,
                         "__arrow_c_array__ takes requested_schema and nothing else");
   DLManagedTensorVersioned* made = py_tensor_managed(tensor);
-  PyObject* array = made ? array_capsule(made) : NULL;
+  PyObject* array = made ? capsule_of(made, 0) : NULL;
   PyObject* schema = array ? py_arrow_schema(tensor, NULL) : NULL;
   PyObject* pair = schema ? PyTuple_Pack(2, schema, array) : NULL;
   Py_XDECREF(schema);
