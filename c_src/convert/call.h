@@ -40,7 +40,7 @@ typedef struct {
   PyObject* answers; /* strong, or NULL; see py_call_leave */
 } py_call;
 
-/* ---- call/answers.c -------------------------------------------------------------------------- */
+/* ---- convert/answers.c ----------------------------------------------------------------------- */
 
 /* A producer is called once. Where its answer is not taken, or its method raised, that is left to
  * the Python path of the same call: {address: (obj, what it gave or None, what it raised or None)}.
@@ -54,8 +54,6 @@ PyObject* py_call_python(py_call* call, PyObject* const* args, size_t nargsf, Py
 /* Whether the Python path that runs now was left an answer of an object. GIL: needed. Errors: 1
  * with an exception. */
 int py_call_has_answer(PyObject* obj);
-
-int py_call_init(void);
 
 extern PyMethodDef py_call_functions[];
 

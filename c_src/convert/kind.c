@@ -34,6 +34,17 @@ static uintptr_t mark_of(PyTypeObject* type) {
   return mark;
 }
 
+/* An attribute of a class, or NULL; no code of a metaclass runs where there is a GIL. Owns: new
+ * reference. Errors: -1 with an exception. */
+static int look_up(PyTypeObject* type, PyObject* name, PyObject** out) {
+#ifdef Py_GIL_DISABLED /* the other look-up borrows */
+  return py_optional((PyObject*)type, name, out);
+#else
+  *out = Py_XNewRef(_PyType_Lookup(type, name));
+  return 0;
+#endif
+}
+
 /* What stands for the value of an attribute, so that it can be compared later. A function may hold
  * the class that it is from, which must not live by it: it is held weakly. What can neither be held
  * so nor is known to hold no class counts as changed. Owns: takes `value`, or NULL; new reference.
@@ -76,8 +87,7 @@ int py_kind_note(py_kind* k, PyTypeObject* type) {
   unsigned tag = assign_tag(type);
   for (Py_ssize_t i = 0; i < n; i++) {
     PyObject *value, *noted = NULL;
-    if (py_optional((PyObject*)type, PyTuple_GET_ITEM(k->names, i), &value) >= 0)
-      noted = note_fact(value);
+    if (look_up(type, PyTuple_GET_ITEM(k->names, i), &value) >= 0) noted = note_fact(value);
     if (noted == NULL) return -1;
     PyTuple_SET_ITEM(k->facts, i, noted);
   }
@@ -90,7 +100,7 @@ static int is_same_class(const py_kind* k, PyTypeObject* type) {
   if (mark_of(type) != k->bases) return 0;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(k->facts); i++) {
     PyObject* value;
-    if (py_optional((PyObject*)type, PyTuple_GET_ITEM(k->names, i), &value) < 0) return 0;
+    if (look_up(type, PyTuple_GET_ITEM(k->names, i), &value) < 0) return 0;
     int same = is_fact(PyTuple_GET_ITEM(k->facts, i), value);
     Py_XDECREF(value);
     if (!same) return 0;

@@ -5,12 +5,6 @@
 #include "pairs.h"
 #include "streams.h"
 
-void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out) {
-  *out = (py_offer){.made = NULL};
-  if (options & pair->target->unsupported || !py_target_holds(pair->target)) return;
-  pair->source->take(pair->source, pair->target, obj, options, out);
-}
-
 /* One array in device memory. Owns: takes `made`; the result is new. Errors: as py_convert_one. */
 static PyObject* make_on_device(const py_call* call, const py_pair* pair,
                                 DLManagedTensorVersioned* made, PyObject* obj) {

@@ -172,7 +172,7 @@ def _known(kind: type) -> native.Source | None:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
         if adapter is not None:
-            registry.remark(adapter, f"the fast path of {type_name(kind)} is not used: {exception_text(error)}")
+            registry.remark(adapter, f"the fast path from {type_name(kind)} is not used: {exception_text(error)}")
         return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
@@ -223,8 +223,7 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
         return {"what": "python", "depends_on": (*_PROTOCOLS, *_asked(given))}
     in_c, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
     bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
-    owner = look_up(given.owner_type) if given.owner_type else None
-    start, nbytes = (_question(kind, name, call=True, of=owner) for name in bounds) if bounds else (None, None)
+    ends = [_question(kind, name, call=True, of=given.owner_type) for name in bounds] or (None, None)
     by_adapter = {} if given.exchange is None else {"table": given.exchange()}
     return by_adapter | {
         "what": "converts",
@@ -248,8 +247,8 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
         ),
         "detach": _question(kind, given.detach, call=True) if given.detach else None,
         "owner": _question(kind, given.owner, call=True) if given.owner else None,
-        "start": start,
-        "nbytes": nbytes,
+        "start": ends[0],
+        "nbytes": ends[1],
         "dtype": _question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         "confirmed": _confirmed(adapter, given),
     }
@@ -319,11 +318,13 @@ def _streams(adapter: Adapter) -> Any:
     return quick() if callable(quick) else quick
 
 
-def _question(kind: type, name: str, *, call: bool, of: type | None = None) -> Question:
-    """Return a question for arrays of a type, or for what owns their memory, which is `of` another one."""
-    found = next((cls.__dict__[name] for cls in (of or kind).__mro__ if name in cls.__dict__), None)
+def _question(kind: type, name: str, *, call: bool, of: str = "") -> Question:
+    """Return a question for arrays of a type, or for what owns their memory, `of` a type with an importable name."""
+    owner: Any = look_up(of) if of else None
+    mro = (owner if of else kind).__mro__  # AttributeError: there is no such owner
+    found = next((cls.__dict__[name] for cls in mro if name in cls.__dict__), None)
     is_of_c = type(found) in (GetSetDescriptorType, MethodDescriptorType)
-    return Question(sys.intern(name), of, found if is_of_c else None, call)
+    return Question(sys.intern(name), owner, found if is_of_c else None, call)
 
 
 def _may_have(kind: type, name: str) -> bool:
@@ -337,10 +338,9 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
     for guard in given.guards:
         if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
             continue
-        owner = look_up(given.owner_type) if guard.of_owner else None
         codes = sum(1 << code for code in codes_of(guard.kinds))
         resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-        ask = _question(kind, guard.ask, call=guard.call, of=owner)
+        ask = _question(kind, guard.ask, call=guard.call, of=given.owner_type if guard.of_owner else "")
         yield Guard(ask, codes, guard.of_owner, resolve, guard.optional)
 
 
