@@ -129,11 +129,6 @@ int py_kind_compare(py_kind* k, PyTypeObject* type) {
   return 1;
 }
 
-int py_kind_is_gone(const py_kind* k, PyObject** held) {
-  *held = k->alive ? py_weak_get(k->alive) : NULL;
-  return k->alive && *held == NULL;
-}
-
 int py_kind_visit(py_kind* k, visitproc visit, void* arg) {
   Py_VISIT(k->alive);
   Py_VISIT(k->facts);

@@ -118,7 +118,8 @@ PyObject* py_target_like(py_call* call, PyObject* like) {
     call->options |= DLX_EXAMINES | DLX_HOST_ONLY;
     if (place != Py_None) call->options |= DLX_NAMES_DEVICE;
     if (stays == Py_False) call->options |= DLX_MOVABLE;
-    if (place == Py_None ? s->is_host_only || py_is_on_host(s, like) : stays && stays != Py_None)
+    if (place == Py_None ? s->traits.host_only || py_is_on_host(s, like)
+                         : stays && stays != Py_None)
       to = Py_NewRef(PyTuple_GET_ITEM(known, 0));
     Py_XDECREF(stays);
     if (PyErr_Occurred()) py_error_forget();
