@@ -28,9 +28,14 @@ static unsigned assign_tag(PyTypeObject* type) {
 /* A class whose bases are replaced has another order, of other classes. */
 static uintptr_t mark_of(PyTypeObject* type) {
   uintptr_t mark = 0;
-  PyObject* order = type->tp_mro;
+#ifdef Py_GIL_DISABLED /* another thread may replace it */
+  PyObject* order = PyObject_GetAttrString((PyObject*)type, "__mro__");
+#else
+  PyObject* order = Py_XNewRef(type->tp_mro);
+#endif
   for (Py_ssize_t i = 0; order && i < PyTuple_GET_SIZE(order); i++)
     mark = mark * 31 + ((uintptr_t)PyTuple_GET_ITEM(order, i) >> 4);
+  Py_XDECREF(order);
   return mark;
 }
 

@@ -136,7 +136,7 @@ static PyObject* pair_add(PyObject* module, PyObject* args) {
   if (py_map_set(&t->pairs, s->kind.type, word) < 0) return NULL;
   if ((py_target*)py_word_object(py_map_get(&targets, to)) != t) {
     if (PyUnicode_Check(to) && PyDict_SetDefault(names, to, to) == NULL) return NULL;
-    Py_XSETREF(t->key, Py_NewRef(to));
+    if (t->key == NULL) t->key = Py_NewRef(to);
     if (py_map_set(&targets, to, (uintptr_t)t) < 0) return NULL;
   }
   return PyBool_FromLong(what == PY_STAYS || what == PY_CONVERTS || what == PY_PRODUCES);
@@ -181,7 +181,9 @@ static PyObject* source_add(PyObject* module, PyObject* args) {
   py_source* s;
   PyObject* like = Py_None;
   if (!PyArg_ParseTuple(args, "O!|O:source_add", py_source_type, &s, &like)) return NULL;
-  if (like != Py_None) Py_XDECREF(atomic_exchange(&s->like, Py_NewRef(like)));
+  PyObject* unknown = NULL;
+  if (like != Py_None && !atomic_compare_exchange_strong(&s->like, &unknown, Py_NewRef(like)))
+    Py_DECREF(like); /* it is set once: threads read it without a lock */
   if (py_map_set(&sources, s->kind.type, (uintptr_t)s) < 0) return NULL;
   Py_RETURN_NONE;
 }

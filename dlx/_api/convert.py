@@ -229,7 +229,7 @@ def _run(made: Plan, source: Any, given: tuple[Any, Any], values: tuple[Any, ...
 
 
 def in_c(function: Any, **options: Any) -> Any:
-    """Return a function around `function` that answers in C what has a route; `options`: of `FastPathFunction`."""
+    """Return a function around `function` that answers in C what it can; `options`: of `FastPathFunction`."""
     return public(function, learn, consumer_failed, **options)
 
 

@@ -70,7 +70,7 @@ def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **op
     function
         The Python function.
     learn, failed, **options
-        Of `FastPathFunction`, of one that answers in C what has a route.
+        Of `FastPathFunction`, of one that answers in C what it can.
     """
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])

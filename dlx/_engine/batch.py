@@ -449,7 +449,7 @@ class Batch:
             assert load is not None
             try:
                 results[i] = load(borrowed, objs[i], to)
-                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all routes
+                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all pairs
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
                     self.export(transfer)
