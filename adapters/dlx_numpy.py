@@ -272,8 +272,10 @@ def _exchange() -> Any:
 
 def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass exports its memory as numpy does, and its class says nothing of the elements."""
-    np = sys.modules["numpy"]
-    return kind.__dlpack__ is np.ndarray.__dlpack__ and not any(hasattr(kind, name) for name, *_ in _MEANINGS)
+    for name in _MEANT:  # a loop: it is asked whenever the class has changed
+        if hasattr(kind, name):
+            return False
+    return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 
 def _export_extension(obj: Any) -> Tensor | None:
@@ -319,6 +321,7 @@ _MEANINGS = (
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )
+_MEANT = tuple(name for name, *_ in _MEANINGS)
 
 
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:

@@ -29,7 +29,7 @@ MAX_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
 
-_overlap = FAST_PATH._overlap  # answers in C what has routes, and has no gaps
+_overlap = FAST_PATH._overlap  # answers in C for arrays without gaps
 
 
 class Extent(NamedTuple):

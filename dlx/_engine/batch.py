@@ -433,7 +433,7 @@ class Batch:
         for i, borrowed in self._borrowed:
             try:
                 results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
-                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all routes
+                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all pairs
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
                     self.export(transfer)

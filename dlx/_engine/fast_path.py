@@ -175,7 +175,7 @@ def _known(kind: type) -> native.Source | None:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
         if adapter is not None:
-            registry.remark(adapter, f"the fast path of {type_name(kind)} is not used: {exception_text(error)}")
+            registry.remark(adapter, f"the fast path from {type_name(kind)} is not used: {exception_text(error)}")
         return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
