@@ -16,7 +16,7 @@ from dlx._engine.plan import Plan
 from dlx._engine.preview import plan_known, plan_one, plan_tree
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import FAST_PATH
-from dlx._registry.lookup import array_of, container_of
+from dlx._registry import lookup
 from dlx._support.module import set_module
 from dlx._support.tracebacks import name_action
 from dlx._views.factory import lazy_view, plain_view
@@ -126,9 +126,10 @@ def convert(
     True
     """
     request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
-    handler = container_of(type(obj))
-    if handler is None:
-        return Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
+    found = lookup.kind(type(obj))
+    if found.handler is None:
+        source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
+        return Batch(request, [obj], [source]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     named = to if device is None and stream is None and not copy and not detach else None
     is_plain = named is not None and readonly == "copy" and copy is None
@@ -138,7 +139,7 @@ def convert(
         result = native.convert_tree(FAST_PATH, obj, to)
         if result is not NotImplemented:
             return result
-    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", to=named)
+    return convert_tree(obj, found.handler, request, strict=strict, collect=errors == "collect", to=named)
 
 
 @public
@@ -203,9 +204,9 @@ def plan(
 
 
 def _plan(request: Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
-    handler = container_of(type(obj))
+    handler = lookup.kind(type(obj)).handler
     if handler is None:
-        return plan_one(request, *array_of(obj, target=request.target.name), probe=probe)[0]
+        return plan_one(request, *lookup.source(obj, target=request.target.name), probe=probe)[0]
     return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
 
 

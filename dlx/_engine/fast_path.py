@@ -9,6 +9,7 @@ from abc import get_cache_token
 from dataclasses import dataclass
 from types import WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import CallableProxyType, ProxyType
 
 from dlx._core import native
 from dlx._core.extension import ffi
@@ -20,11 +21,10 @@ from dlx._engine.sources import array_info
 from dlx._engine.tree import path_of
 from dlx._protocols import arrow, dlpack
 from dlx._registry import lookup
-from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
-from dlx._registry.lookup import array_of, container_of, is_plain
+from dlx._registry.generic import ARROW, BUFFER, DLPACK, EXCHANGE, INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
-from dlx._support.reflect import exception_text, foreign_error, type_name
+from dlx._support.reflect import exception_text, foreign_error, is_key, type_name
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, classes_of, look_up
 from dlx.adapter.declarations import Container, FastPath, Layout, Placement
 from dlx.errors import DlxError
@@ -194,9 +194,10 @@ def learn(kind: type, to: Any) -> None:
     if trace.observers or (to is not NotImplemented and not isinstance(to, str | type(sys) | type)):
         return
     stamp = len(sys.modules), get_cache_token()
-    source, producer = registry.knows(kind) or fast_generic_adapter(kind), None
+    found = lookup.kind(kind)
+    source, producer = found.adapter or _generic_source(kind), None
     # An array type may declare itself a container. What speaks Arrow is one, since a table is; the types here are none.
-    if source not in (None, ARROW) and container_of(kind) is not None:
+    if source not in (None, ARROW) and found.handler is not None:
         source = None
     if source is DLPACK:
         keywords = dlpack.keywords_of(kind)
@@ -218,18 +219,49 @@ def learn(kind: type, to: Any) -> None:
     native.route_add(kind, sys.intern(to) if type(to) is str else to, route)
 
 
+def _generic_source(kind: type) -> Adapter | None:
+    """Return the generic adapter whose arrays of an exact type take the fast path, or None.
+
+    Those are types with ``__dlpack__``, some others by name, and types that carry an exchange table themselves: that of
+    a base makes no promise for what a subclass adds.
+    """
+    if "__dlpack_c_exchange_api__" in kind.__dict__:
+        return EXCHANGE
+    if is_key(kind) and kind not in (ProxyType, CallableProxyType) and hasattr(kind, "__dlpack__"):
+        return DLPACK
+    return next((adapter for adapter in (BUFFER, ARROW, INTERFACE) if _takes_fast_path(adapter, kind)), None)
+
+
+def _takes_fast_path(adapter: Adapter, kind: type) -> bool:
+    """Return whether arrays of an exact type take the fast path, by the types that an adapter names."""
+    given = adapter.fast_path
+    if given is None:
+        return False
+    listed = [look_up(name) for name in given.types]
+    if kind in listed:
+        return True
+    base = next((base for base in listed if isinstance(base, type) and issubclass(kind, base)), None)
+    if base is None or given.subclasses is None:
+        return False
+    # What C asks an array must be what it asks those of the base: memory follows from the answers.
+    asked = {given.detach, given.owner, "dtype"}.union(*((guard.ask, guard.resolve) for guard in given.guards))
+    same = all(getattr(kind, name, None) is getattr(base, name, None) for name in asked if name)
+    return same and given.subclasses(kind)
+
+
 def _route(kind: type, source: Adapter | None, target: Target, producer: Producer | None) -> Route | None:
     """Return what the fast path needs; None for the Python path."""
     if source is None:
-        handler = container_of(kind)
+        found = lookup.kind(kind)
+        handler = found.handler
         if handler is lookup.ARROW:
             return Route(children=functools.partial(native.arrow_columns, arrow.method_of(kind)))
         if handler is None:
-            return Route(is_root_only=True) if is_plain(kind) else None
+            return Route(is_root_only=True) if found.verdict == "plain" else None
         return _container(handler, target)
     given = source.fast_path
     is_own_table = source is EXCHANGE
-    if given is None or not (is_own_table or producer is not None or takes_fast_path(source, kind)):
+    if given is None or not (is_own_table or producer is not None or _takes_fast_path(source, kind)):
         return None
     adapter = target.adapter
     taken = adapter.fast_path
@@ -252,7 +284,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         is_same=is_same,
         is_examined=is_examined,
         is_host_only=type(source.devices) is Devices,
-        is_root_only=source.root_only if producer is None else is_plain(kind),
+        is_root_only=source.root_only if producer is None else lookup.kind(kind).verdict == "plain",
         is_immutable=source.immutable,
         is_managed=is_own_table or given.managed,
         is_borrowed=not is_own_table,
@@ -304,7 +336,7 @@ def _copies(source: Adapter, target: Target) -> Callable[[Any], Any] | None:
 def _like(kind: type, source: Adapter | None) -> Route | None:
     """Return the route by which ``like=`` an array of an exact type is looked up; None for the Python path."""
     given = source.fast_path if source is not None else None
-    if source is None or given is None or not takes_fast_path(source, kind):
+    if source is None or given is None or not _takes_fast_path(source, kind):
         return None
     target = registry.ready(source)
     if target is None or target is not registry.target(source.name) or source.placement is not None:
@@ -427,7 +459,7 @@ def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
 def described(obj: Any) -> ArrayInfo | None:
     """Return the description of an array, or None where there is none."""
     try:
-        return array_info(*array_of(obj))
+        return array_info(*lookup.source(obj))
     except DlxError:
         return None
 
@@ -448,7 +480,7 @@ def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
 
     None where its adapter must be asked, or is not known yet.
     """
-    source = registry.known(type(obj))
+    source = lookup.kind(type(obj)).adapter
     path = None if source is None else source.fast_path
     if source is None or path is None or path.describe is None:
         return None

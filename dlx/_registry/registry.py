@@ -14,7 +14,6 @@ from abc import get_cache_token
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
-from weakref import ref
 
 from dlx._core import native
 from dlx._core.stream import Stream, handle_of, kept
@@ -73,8 +72,7 @@ class Registry:
 
     def _forget(self) -> None:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
-        self._producers: TypeCache[Adapter] = TypeCache()
-        self._unclaimed: TypeCache[tuple[int, object]] = TypeCache()
+        self._kinds: tuple[Any, TypeCache[Any]] = None, TypeCache()
         self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         with lock_of(self._loader):  # two may drop at once
@@ -155,43 +153,36 @@ class Registry:
                     continue
         return None
 
-    # ---- producers --------------------------------------------------------------------------------------------------
+    # ---- types ------------------------------------------------------------------------------------------------------
 
-    def producer(self, obj: Any) -> Adapter | None:
-        """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
+    def kinds(self) -> TypeCache[Any]:
+        """Return the answers of `lookup.kind`.
 
-        Raises `PluginError` where the plugin that should know its type is broken, `AdapterNotFoundError` where the type
-        cannot be looked at.
+        They are dropped when an adapter is loaded, a module imported, or a type registered with an abstract base class:
+        a framework may claim a type then.
         """
-        kind = type(obj)
-        producers = self._producers
+        stamp, known = (self.generation, len(sys.modules), get_cache_token()), self._kinds
+        if known[0] != stamp:
+            known = self._kinds = stamp, TypeCache()
+        return known[1]
+
+    def owner(self, kind: type) -> Adapter | None:
+        """Return the adapter that lists a type or a base of it; None if there is none.
+
+        Raises
+        ------
+        PluginError
+            If the plugin that should know the type is broken.
+        AdapterNotFoundError
+            If the type cannot be looked at.
+        """
         try:
-            key = ref(kind) if type(kind) is type or is_key(kind) else None
-            adapter = producers.get(key)
-            if adapter is None:
-                # A framework may claim the type once more is imported, or registered with an abstract base class.
-                now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
-                if unclaimed.get(key) != now:
-                    adapter = self._find(kind)
-                    if adapter is None:
-                        unclaimed.keep(kind, now)
-                if adapter is None:  # not kept: the type may learn a protocol later
-                    return generic.generic_array_adapter(obj) or generic.generic_buffer_adapter(obj)
-                producers.keep(kind, adapter)
-            return adapter
+            known = self.kinds().find(kind)
+            return self._find(kind) if known is None else known.adapter
         except DlxError:
             raise
         except Exception as error:  # a type whose attributes raise
-            what, fix = "its type cannot be looked at:", HELD
-            raise foreign_error(what, error, AdapterNotFoundError, source=type_name(kind), fix=fix) from error
-
-    def known(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it; None where none does, or nobody has asked yet."""
-        return self._producers.find(kind)
-
-    def knows(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it, generic producers' left out; None where none does."""
-        return self.known(kind) or self._find(kind)
+            raise not_inspected(kind, error) from error
 
     def _find(self, kind: type) -> Adapter | None:
         loader, top = self._loader, module_of(kind).partition(".")[0]
@@ -257,11 +248,11 @@ class Registry:
             self.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {exception_text(error)}")
             return ()
 
-    # ---- containers -------------------------------------------------------------------------------------------------
+    def declared_handler(self, kind: type) -> Container | None:
+        """Return the handler that an adapter declares for a type or its nearest base; None if there is none.
 
-    def container(self, kind: type) -> Container | None:
-        """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
-        self.knows(kind)  # its package's adapters are loaded now
+        The adapters of the type's package are loaded by `owner`.
+        """
         self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
@@ -295,7 +286,7 @@ class Registry:
 
     def _by_type(self, kind: type) -> Target:
         """Return the target that makes arrays of a type."""
-        adapter = self._find(kind)
+        adapter = self.owner(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter):
@@ -344,7 +335,7 @@ class Registry:
             return None
         if module not in self._modules:
             made = modules.probed(module, generic.DLPACK)
-            known = self.knows(made.kind)  # a module around a framework: array_api_compat.torch
+            known = self.owner(made.kind)  # a module around a framework: array_api_compat.torch
             self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
             self._forget()
         return self.ready(self._modules[module])
@@ -392,6 +383,12 @@ class Registry:
     def _names(self) -> list[str]:
         self._loader.scan()
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - SOURCES)
+
+
+def not_inspected(kind: type, cause: Exception) -> DlxError:
+    """Return the error for an object of a type whose attributes raise."""
+    what = "its type cannot be looked at:"
+    return foreign_error(what, cause, AdapterNotFoundError, source=type_name(kind), fix=HELD)
 
 
 def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
