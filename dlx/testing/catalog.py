@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dlx._registry.registry import adapters, registry
+from dlx._registry.listing import adapters
+from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError
