@@ -18,7 +18,7 @@ from dlx._engine.failures import Failures
 from dlx._engine.plan import HOST, Step
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
-from dlx._engine.seam import FAST_PATH
+from dlx._engine.seam import borrow_all
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._registry import lookup
@@ -128,17 +128,13 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
 
 def _in_c(objs: list[Any], to: str) -> Tensor | None:
     """Stack arrays of host memory that are exported at once; None where there is more to do, or something to say."""
-    target, borrow = registry.target(to), FAST_PATH._borrow
+    target = registry.target(to)
     if target.varies:
         return None
     try:
-        tensors = [] if hasattr(type(objs[0]), "__dlpack__") else _interfaces(objs)
-        for obj in objs if not tensors else ():
-            tensor = borrow(obj, "dlx", True)
-            if tensor is None:
-                return None
-            tensors.append(tensor)
-        if not tensors[0].is_host:
+        tensors = None if hasattr(type(objs[0]), "__dlpack__") else _interfaces(objs)
+        tensors = tensors or borrow_all(objs, TENSOR.name)
+        if tensors is None or not tensors[0].is_host:
             return None
         if len(tensors) == 1 < len(objs):  # they are stacked already
             return None if target.check(tensors[0]) else tensors[0]
@@ -165,7 +161,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
         data = [_bytes_as(each, first, one.nbytes) for each in said]
         if None not in data:
-            flat: Any = native.tensor_stack([FAST_PATH._borrow(each, TENSOR.name, True) for each in data])
+            flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
             shape = (len(objs), *one.shape)
             return [native.tensor_new(flat.data_ptr, shape, None, one.dtype, one.device, 0, flat)]
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], said[1:], strict=True))]
