@@ -41,7 +41,7 @@ from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
 
 __all__ = ["ARROW", "LIST", "PLAIN", "TUPLE", "VIEW", "Kind", "adapter_of", "is_built_in", "kind", "look"]
-__all__ += ["not_an_array", "rule_of", "source", "unwrap"]
+__all__ += ["ASKED", "not_an_array", "rule_of", "source", "unwrap"]
 
 
 class Kind(NamedTuple):

@@ -140,9 +140,9 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
         raise
 
 
-# Target -> (`registry.kinds` then, options of a call without any other option, {address of a type, Python's own or one
-# that an adapter lists: the type, its handler, what makes its view}).
-_plain: dict[Any, tuple[Any, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
+# Target -> (the registry's generation, options of a call without any other option, {address of a type, Python's own or
+# one that an adapter lists: the type, its handler, what makes its view}).
+_plain: dict[Any, tuple[int, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
@@ -151,7 +151,7 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
         known = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    if known is None or known[0] is not registry.kinds():
+    if known is None or known[0] != registry.generation:
         return None
     _, options, listed = known
     kind = type(obj)
@@ -192,12 +192,12 @@ def lazy_view(
     view
         Class of the view; None: that of the container's type.
     """
-    handler = lookup.kind(type(obj)).handler
+    generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
     options = Options(request, make, _convert, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.switches:
         exact = {id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()}
-        _plain[to] = (registry.kinds(), options, exact)
+        _plain[to] = (generation, options, exact)
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)

@@ -10,6 +10,7 @@ import gc
 import re
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from agreement import bits
@@ -462,14 +463,15 @@ def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
     run, kind_of = dlx.using("torch")(lambda x: x + 1), lookup.kind
 
     def loading(kind):
-        monkeypatch.setattr(lookup, "kind", kind_of)
+        monkeypatch.setattr(fast_path, "lookup", lookup)
         registry._forget()
         return kind_of(kind)
 
     run(np.ones(2))
     again = dlx.using("torch")(lambda x: x + 1)
     invocations.clear()
-    monkeypatch.setattr(lookup, "kind", loading)
+    parts = {name: getattr(lookup, name) for name in lookup.__all__} | {"ASKED": lookup.ASKED, "kind": loading}
+    monkeypatch.setattr(fast_path, "lookup", SimpleNamespace(**parts))
     for _ in range(3):
         assert type(again(np.ones(2))) is np.ndarray
     assert len(invocations) == 2
