@@ -15,8 +15,8 @@ from dlx._engine.request import Request
 from dlx._engine.sources import device_of
 from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
-from dlx._registry import generic
-from dlx._registry.lookup import TUPLE, is_plain, kind_of
+from dlx._registry import lookup
+from dlx._registry.lookup import TUPLE, Kind
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import derives, type_name
@@ -54,10 +54,11 @@ class CallTree(Tree):
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
         return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
 
-    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
-        if any(obj is each for each in self._whole) or not generic.is_refused(obj, self._package):
-            return generic.strict_array_adapter(obj, None)
-        return super()._generic(obj, number, i)
+    def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
+        refusal = kind.refusal
+        if any(obj is each for each in self._whole) or refusal is None or self._package in refusal.frameworks:
+            return lookup.look(obj, None, kind).adapter
+        return super()._look(obj, kind, number, i)
 
 
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
@@ -88,7 +89,9 @@ def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:
 
 def _is_key(one: Any, other: Any) -> bool:
     """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
-    return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))
+    return one is other or (
+        type(one) is type(other) and lookup.kind(type(one)).verdict == "plain" and bool(one == other)
+    )
 
 
 class Invocation:
@@ -144,7 +147,7 @@ class Invocation:
 
     def inward(self, value: Any, *, arguments: bool = False) -> Any:
         """Convert a value for the function."""
-        what = TUPLE if arguments else kind_of(value)
+        what = TUPLE if arguments else lookup.look(value).part
         if what is None:
             return value
         target = self.request.target
@@ -250,10 +253,10 @@ class Invocation:
 
     def returned(self, value: Any) -> Any:
         """Convert a result for the caller."""
-        what = kind_of(value)
+        what = lookup.look(value).part
         if self._caller is None and (what is None or self._passes()):
             return value
-        if what is None and not generic.is_refused(value):
+        if what is None and lookup.kind(type(value)).refusal is None:
             return value
         request = None
         if self._caller is not None:
@@ -295,7 +298,7 @@ class Invocation:
             rest = [i for i, old in enumerate(tree.arrays) if not self._stays(old)]
             some = [arrays[i] for i in rest]
             sources = [
-                source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
+                source if isinstance(source := lookup.look(array).part, Adapter) else tree.sources[i]
                 for i, array in zip(rest, some, strict=True)
             ]
             path = lambda n: tree.path(rest[n])  # noqa: E731
@@ -340,7 +343,7 @@ class Invocation:
         if self.spec.returns is None or self._caller is None:
             return True
         own = self._own[id(array)][1]
-        what = kind_of(own)
+        what = lookup.look(own).part
         return not isinstance(what, Adapter) or is_inside(own, what, self._caller[0])
 
     def _is_unchanged(self, container: Any, handler: Container) -> bool:

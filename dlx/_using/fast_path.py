@@ -11,8 +11,7 @@ from operator import is_
 from typing import Any
 
 from dlx._engine.seam import FAST_PATH
-from dlx._registry import generic
-from dlx._registry.lookup import kind_of, what_is
+from dlx._registry import generic, lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import is_committed
 from dlx._using.function_spec import tracked
@@ -76,7 +75,7 @@ class Specialization:
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
         # The adapter of the caller's arrays, if results are as committed as these are.
-        source = what_is(types[others[0]]) if others and to is not None and device is not None else None
+        source = lookup.kind(types[others[0]]).part if others and to is not None and device is not None else None
         self._placing = source if isinstance(source, Adapter) and source.placement is not None else None
         # The type of the last result, and whether results of that type are returned as they are.
         self._last: tuple[type | None, bool] = None, False
@@ -97,7 +96,7 @@ class Specialization:
             If the function's framework fails to take an array.
         """
         for i in self._looked:
-            if kind_of(values[i]) is not None:
+            if lookup.look(values[i]).part is not None:
                 return None
         for i, source in self._recorded:
             if tracked(source, values[i]):
@@ -135,9 +134,11 @@ class Specialization:
             kind = type(result)
             if kind is tuple or kind is list or kind is dict:
                 return self._parts_outward(result, values, passed)
-            what = what_is(kind)
-            if what is kind:
-                return NotImplemented if generic.is_refused(result) or kind_of(result) is not None else result
+            found = lookup.kind(kind)
+            if found.verdict in lookup.ASKED:
+                found = lookup.look(result)
+                return NotImplemented if found.refusal is not None or found.part is not None else result
+            what = found.part
             if what is not None and not isinstance(what, Adapter):
                 return NotImplemented
             stays = what is None or self._to is None or _borrow(result, self._to) is result
@@ -168,8 +169,9 @@ class Specialization:
         if self._is_committed(values):
             return NotImplemented
         for i, part in enumerate(before):
-            what = what_is(type(part))
-            if what is type(part) or not (what is None or isinstance(what, Adapter)):
+            kind = lookup.kind(type(part))
+            what = kind.part
+            if kind.verdict in lookup.ASKED or not (what is None or isinstance(what, Adapter)):
                 return NotImplemented
             found = found or what is not None
             if id(part) in own:
@@ -221,7 +223,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     generation, request = registry.generation, call.request
     if request.device is not None or request.stream is not None:
         return None
-    if call.spec.writes and any(registry.producer(value) is generic.BUFFER for value in values):
+    if call.spec.writes and any(lookup.adapter_of(value) is generic.BUFFER for value in values):
         return None  # it may be read-only in the next call
     types, others, looked, recorded = [type(value) for value in values], [], [], []
     to = call.results_to()
@@ -229,9 +231,10 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
         return None
     names, first, written = [*call.options], len(values) - len(call.options), []
     for i in range(len(call.kept), len(values)):
-        what = what_is(types[i])
-        if what is types[i]:
-            if kind_of(values[i]) is not None:
+        kind = lookup.kind(types[i])
+        what = kind.part
+        if kind.verdict in lookup.ASKED:
+            if lookup.look(values[i]).part is not None:
                 return None
             looked.append(i)
         elif isinstance(what, Adapter):

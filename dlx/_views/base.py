@@ -29,12 +29,12 @@ from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import device_of
 from dlx._engine.traced import leave_out
-from dlx._registry import generic
-from dlx._registry.lookup import VIEW, is_plain, kind_of, stamp, what_is
+from dlx._registry import lookup
+from dlx._registry.lookup import VIEW
 from dlx._registry.registry import registry
 from dlx._support.display import Shown
 from dlx._support.locks import lock_of
-from dlx._support.reflect import is_key, module_of, safe_repr, type_name
+from dlx._support.reflect import module_of, safe_repr, type_name
 from dlx._support.tracebacks import REFUSALS, shorten
 from dlx._views import pytree
 from dlx.adapter.base import Adapter
@@ -71,14 +71,9 @@ class Options:
         ``convert(obj, what, options, path)`` converts an array, or a whole container; `what` is its adapter or handler.
     to
         The target of the fast path if no other option is set, else None.
-
-    Attributes
-    ----------
-    known_at
-        The stamp under which types were looked up; when it changes they are looked up again.
     """
 
-    __slots__ = ("collect", "convert", "kinds", "known_at", "make", "request", "strict", "to")
+    __slots__ = ("collect", "convert", "make", "request", "strict", "to")
 
     def __init__(
         self,
@@ -91,22 +86,6 @@ class Options:
     ) -> None:
         self.request, self.make, self.convert = request, make, convert
         self.to, self.strict, self.collect = to, strict, collect
-        self.known_at = stamp()
-        self.kinds: dict[type, Any] = {}
-
-    def known(self, kind: type) -> Any:
-        """Return the cached answer of `what_is` for a type; MISSING where there is none, or it is stale."""
-        now = stamp()
-        if now != self.known_at:
-            self.kinds, self.known_at = {}, now
-        return self.kinds.get(kind, MISSING) if type(kind) is type or is_key(kind) else MISSING
-
-    def learn(self, kind: type) -> Any:
-        """Return the answer of `what_is` for a type, and keep it."""
-        what = what_is(kind)
-        if is_key(kind):
-            self.kinds[kind] = what
-        return what
 
 
 class Scope:
@@ -154,18 +133,15 @@ class Scope:
         """
         options, kind, inner = self.options, type(obj), (path, handler, key)
         try:
-            what = options.known(kind)
-            if what is MISSING:
-                what = options.learn(kind)
-            if what is None:
+            found = lookup.kind(kind)
+            if found.verdict == "plain":
                 return obj
             name = name_of(obj, handler)
             with self.lock():
                 new = self._again(name, obj)
                 if new is not None:
                     return new
-                if what is kind:  # a class may not even say what it is
-                    what = generic.strict_array_adapter(obj, options.strict)
+                what = lookup.look(obj, options.strict).part
                 if what is None:
                     return obj
                 if isinstance(what, Container):
@@ -218,7 +194,7 @@ class Scope:
         moved = self.moved
         try:
             # A view of the object itself holds it; a view of what the object's `live` returns does not.
-            held = what_is(type(new)) is VIEW and name_of(new._source, new._handler) == name
+            held = lookup.kind(type(new)).handler is VIEW and name_of(new._source, new._handler) == name
             result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
 
@@ -278,7 +254,9 @@ class Scope:
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if name is None or is_plain(type(obj)):  # a ``__dlx_tree__`` object may have become any number, or None
+        if (
+            name is None or lookup.kind(type(obj)).verdict == "plain"
+        ):  # a ``__dlx_tree__`` object may have become any number, or None
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
@@ -330,7 +308,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
         For errors.
     """
     value = scope.source_of(value)
-    what = kind_of(value)
+    what = lookup.look(value).part
     if what is None:
         return value
     adapter, device = _framework_of(old, children)
@@ -344,10 +322,10 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
 
 def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
     """Return the framework and device of an array that is replaced; else the one framework of the first children."""
-    what = None if old is None else kind_of(old)
+    what = None if old is None else lookup.look(old).part
     if isinstance(what, Adapter):
         return what, device_of(what, old)
-    adapters = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
+    adapters = {found for child in islice(children, SAMPLE) if isinstance(found := lookup.look(child).part, Adapter)}
     return (adapters.pop() if len(adapters) == 1 else None), None
 
 
@@ -489,7 +467,7 @@ class View(Shown):
                 if element is MISSING:
                     element = self._at(key)
                 new = self._scope.result(element, self._handler, self._path, key)
-                if new is not element or isinstance(kind_of(new), Adapter):
+                if new is not element or isinstance(lookup.look(new).part, Adapter):
                     with contextlib.suppress(TypeError):  # it cannot be referred to weakly: it is made anew each time
                         self._slots[key] = ref(new)
                     if not len(self._slots) & 63:
@@ -538,7 +516,7 @@ class View(Shown):
         """Return whether an element is a value: the same array or container, or equal data."""
         if element is value or (self._handler.identity is not None and self._same(element, value)):
             return True
-        if kind_of(element) is not None or kind_of(value) is not None:
+        if lookup.look(element).part is not None or lookup.look(value).part is not None:
             return False
         return bool(element == value)
 

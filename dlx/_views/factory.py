@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import get_cache_token
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -11,7 +10,8 @@ from typing import Any
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
-from dlx._registry.lookup import VIEW, container_of
+from dlx._registry import lookup
+from dlx._registry.lookup import VIEW
 from dlx._registry.registry import registry
 from dlx._support.reflect import TypeCache, derives
 from dlx._support.tracebacks import REFUSALS, name_action
@@ -140,9 +140,9 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
         raise
 
 
-# Target -> (both parts of the stamp, options of a call without any other option, {address of a type, Python's own or
+# Target -> (the registry's generation, options of a call without any other option, {address of a type, Python's own or
 # one that an adapter lists: the type, its handler, what makes its view}).
-_plain: dict[Any, tuple[int, Any, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
+_plain: dict[Any, tuple[int, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
@@ -151,14 +151,14 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
         known = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    if known is None or known[0] != registry.generation or known[1] != get_cache_token():
+    if known is None or known[0] != registry.generation:
         return None
-    _, _, options, listed = known
+    _, options, listed = known
     kind = type(obj)
     found = listed.get(id(kind)) if view is None else None
     if found is not None:
         return found[2](obj, found[1], Scope(options), None)
-    handler = container_of(kind)
+    handler = lookup.kind(kind).handler
     if view is not None:
         return None if handler is None else view(obj, handler, Scope(options), None)
     new = None if handler is None else make(obj, handler, Scope(options), None)
@@ -192,12 +192,12 @@ def lazy_view(
     view
         Class of the view; None: that of the container's type.
     """
-    handler = container_of(type(obj))
+    generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
     options = Options(request, make, _convert, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
-        exact = {id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()}
-        _plain[to] = (*options.known_at, options, exact)
+        exact = {id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()}
+        _plain[to] = (generation, options, exact)
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)

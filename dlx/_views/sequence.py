@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
-from dlx._registry.lookup import LIST, TUPLE, kind_of
+from dlx._registry.lookup import LIST, TUPLE, look
 from dlx._support.reflect import derives
 from dlx._views.base import MISSING, KeyedView, is_view
 from dlx.adapter.declarations import Container
@@ -284,7 +284,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
         if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
             return [*(values._source if isinstance(values, SequenceView) else values)]
-        return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
+        return [values[k] if isinstance(look(x).part, Container) else x for k, x in enumerate(values._source)]
 
     def _drop(self, i: int) -> None:
         """Drop the result of one index, under its positive and its negative number."""

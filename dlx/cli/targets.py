@@ -10,7 +10,7 @@ from typing import Any
 from dlx._api import convert as api
 from dlx._core.types import HOST
 from dlx._engine.plan import Plan, Step
-from dlx._registry.registry import adapters
+from dlx._registry.listing import adapters
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry

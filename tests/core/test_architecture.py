@@ -99,6 +99,8 @@ def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
         if structure.layer(module) == "_using":  # by the decorator, without which nothing of it is loaded
             assert "dlx._api.convert" in reached("dlx._using.decorator")
     assert "dlx._api.convert" in reached("dlx._api.open")  # for the views of a file
+
+
 @pytest.mark.parametrize("folder", ["dlx/testing", "benchmarks"])
 def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
     """A library does not depend on a command; what both need is in `dlx._support`."""

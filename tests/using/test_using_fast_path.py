@@ -10,6 +10,7 @@ import gc
 import re
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from agreement import bits
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._using import decorator, fast_path
 from dlx.adapter import GradSupport
@@ -458,17 +460,18 @@ def test_adapters_that_are_loaded_later_are_asked(invocations, monkeypatch):
 
 def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
     """What was found of the types before it was there is not kept."""
-    run, what_is = dlx.using("torch")(lambda x: x + 1), fast_path.what_is
+    run, kind_of = dlx.using("torch")(lambda x: x + 1), lookup.kind
 
     def loading(kind):
-        monkeypatch.setattr(fast_path, "what_is", what_is)
+        monkeypatch.setattr(fast_path, "lookup", lookup)
         registry._forget()
-        return what_is(kind)
+        return kind_of(kind)
 
     run(np.ones(2))
     again = dlx.using("torch")(lambda x: x + 1)
     invocations.clear()
-    monkeypatch.setattr(fast_path, "what_is", loading)
+    parts = {name: getattr(lookup, name) for name in lookup.__all__} | {"ASKED": lookup.ASKED, "kind": loading}
+    monkeypatch.setattr(fast_path, "lookup", SimpleNamespace(**parts))
     for _ in range(3):
         assert type(again(np.ones(2))) is np.ndarray
     assert len(invocations) == 2
@@ -594,7 +597,7 @@ def test_coroutines_and_generators_take_the_complete_way(invocations):
 def test_an_array_that_is_recorded_from_some_call_on_is_refused(monkeypatch):
     """As tensorflow's tapes do it: the array and its type are what they were in the calls before."""
     array = pytest.importorskip("jax.numpy").arange(3.0)
-    adapter, watched = registry.knows(type(array)), []
+    adapter, watched = registry.owner(type(array)), []
     monkeypatch.setattr(adapter, "gradients", GradSupport(lambda array: bool(watched)), raising=False)
     double = dlx.using("numpy")(lambda x: x * 2)
     for _ in range(3):

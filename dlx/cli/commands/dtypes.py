@@ -10,7 +10,7 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._core.types import DType
-from dlx._registry.registry import adapters
+from dlx._registry.listing import adapters
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
