@@ -152,7 +152,8 @@ def kind(cls: type) -> Kind:
             found = _classify_safely(cls)
             if found is not _RAISES:
                 kinds.keep(cls, found)
-        if (handler := found.handler) and not handler.types and handler is not OWN and _speaks(cls):
+        handler = found.handler
+        if handler is not None and not handler.types and handler is not OWN and _speaks(cls):
             return Kind(found.adapter, None, "unknown")  # the attribute may have been added since
     return found
 

@@ -59,7 +59,7 @@ class Registry:
 
     def _forget(self) -> None:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
-        self._kinds: tuple[Any, TypeCache[Any]] = None, TypeCache()
+        self._kinds: tuple[int, object, TypeCache[Any]] = 0, None, TypeCache()
         self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         with lock_of(self._loader):  # two may drop at once
@@ -148,10 +148,10 @@ class Registry:
         They are dropped when an adapter is loaded, a module imported, or a type registered with an abstract base class:
         a framework may claim a type then.
         """
-        stamp, known = (self.generation, len(sys.modules), get_cache_token()), self._kinds
-        if known[0] != stamp:
-            known = self._kinds = stamp, TypeCache()
-        return known[1]
+        n_modules, token, kinds = self._kinds
+        if n_modules != len(sys.modules) or token != get_cache_token():
+            _, _, kinds = self._kinds = len(sys.modules), get_cache_token(), TypeCache()
+        return kinds
 
     def owner(self, kind: type) -> Adapter | None:
         """Return the adapter that lists a type or a base of it; None if there is none.
