@@ -50,7 +50,7 @@ def _framework(name: str) -> dict[str, Any]:
     from dlx._support.reflect import type_name
     from dlx._version import __version__
     from dlx.cli.sources.objects import capsule_facts
-    from dlx.cli.sources.samples import array_of
+    from dlx.cli.targets import array_of
 
     start = time.perf_counter()
     adapter = registry.target(name).adapter
