@@ -92,7 +92,7 @@ static atomic_int n_extensions;
 
 /* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
  * without bits, none set. */
-static __attribute__((noinline, cold)) DLDataType extension_of(const array_head* a) {
+static DLDataType extension_of(const array_head* a) {
   for (int i = 0; i < a->ndim; i++) {
     if (a->shape[i] == 0) return (DLDataType){0};
   }

@@ -247,11 +247,11 @@ class CupyAdapter(Adapter):
             dtypes=DTYPES.known(),
             device_types=frozenset(Device(kind).type for kind in kinds),
             layouts=Layout.ANY,
-            max_ndim=64 if int(self.version().partition(".")[0]) >= 14 else 32,
+            max_ndim=64 if int(sys.modules["cupy"].__version__.partition(".")[0]) >= 14 else 32,
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        return sys.modules["cupy"].from_dlpack(tensor)
 
     def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
         cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)

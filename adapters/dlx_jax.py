@@ -367,7 +367,7 @@ class JaxAdapter(Adapter):
             return _refuse("it is a mutable reference", "Convert its value, ref[...].", no_copy=True)
         if _is_a(obj, "jax.experimental.sparse.JAXSparse"):
             return _refuse("it is sparse", "Call .todense() first.", no_copy=True)
-        if self.module().dtypes.issubdtype(obj.dtype, self.module().dtypes.extended):
+        if sys.modules["jax"].dtypes.issubdtype(obj.dtype, sys.modules["jax"].dtypes.extended):
             return _refuse(
                 f"it holds {obj.dtype}, which is no number", "Convert jax.random.key_data(key) of a key.", DTypeError
             )
@@ -440,7 +440,7 @@ class JaxAdapter(Adapter):
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
-        config, lowered = self.module().config, self.lowered
+        config, lowered = sys.modules["jax"].config, self.lowered
         narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
         return Capabilities(
@@ -460,7 +460,7 @@ class JaxAdapter(Adapter):
         )
 
     def variant(self, wanted: type | Tensor) -> Adapter:
-        if isinstance(wanted, type) and wanted is not self.module().Array:
+        if isinstance(wanted, type) and wanted is not sys.modules["jax"].Array:
             raise AdapterNotFoundError(f"{type_name(wanted)} cannot be a target", fix="Say to='jax'.")
         return self
 
@@ -490,7 +490,7 @@ class JaxAdapter(Adapter):
         if tensor.is_host and tensor.device.id != native_device.local_hardware_id:
             device = Device(HOST.type, native_device.local_hardware_id)
             tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
-        array = self.module().dlpack.from_dlpack(tensor)
+        array = sys.modules["jax"].dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array if committed or not _is_row_major(tensor) else _uncommitted(array)
@@ -498,7 +498,7 @@ class JaxAdapter(Adapter):
     # ---- inside jax -------------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        return obj.copy() if device is None else self.module().device_put(obj, DEVICES.to_native(device))
+        return obj.copy() if device is None else sys.modules["jax"].device_put(obj, DEVICES.to_native(device))
 
 
 @functools.cache

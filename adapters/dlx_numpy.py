@@ -425,7 +425,7 @@ class NumpyAdapter(_Numpy):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        np = self.module()
+        np = sys.modules["numpy"]
         if "imports_by" not in self.lowered:
             array = np.from_dlpack(tensor)
             if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
@@ -457,7 +457,7 @@ class NumpyScalarAdapter(_Numpy):
             blocker = Blocker(*refused, DTypeError)
         else:
             because = "a scalar is a value, not memory to share"
-            blocker = Blocker(because, resolution=self.module().array, copies=True)
+            blocker = Blocker(because, resolution=sys.modules["numpy"].array, copies=True)
         return Description(functools.partial(self._info, obj), (blocker,))
 
     def _info(self, obj: Any) -> ArrayInfo:

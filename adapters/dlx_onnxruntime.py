@@ -8,6 +8,7 @@ maps, optional values without one, and sparse tensors.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import dlx
@@ -48,7 +49,6 @@ class OnnxRuntimeAdapter(Adapter):
     name = package = "onnxruntime"
     install = "pip install onnxruntime"
     types = ("onnxruntime.OrtValue",)
-    display_name = "value"
     dtypes = DTypes(package, {name: f"tensor({word})" for name, word in _WORDS.items()}, words=True)
     devices = _Devices()
     fast_path = FastPath(types=types, export=_export)
@@ -68,7 +68,7 @@ class OnnxRuntimeAdapter(Adapter):
         return Capabilities(dtypes=self.dtypes.known())
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().OrtValue.from_dlpack(tensor)
+        return sys.modules["onnxruntime"].OrtValue.from_dlpack(tensor)
 
 
 @dlx.hookimpl

@@ -57,7 +57,6 @@ class PaddleAdapter(Adapter):
     install = "pip install paddlepaddle"
     types = ("paddle.Tensor",)
     namespaces = ("paddle",)
-    display_name = "tensor"
     dtypes = DTypes(package, _DTYPES)
     devices = ReportedDevices(_device)
     moves = False  # cpu() would say that the result needs gradients, without a way back
@@ -83,7 +82,7 @@ class PaddleAdapter(Adapter):
         return dataclasses.replace(_TAKES, dtypes=self.dtypes.known())
 
     def load(self, tensor: Tensor) -> Any:
-        paddle = self.module()
+        paddle = sys.modules["paddle"]
         if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
             signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # it makes no wide unsigned ones
             return signed.view(self.dtypes.to_native(tensor.dtype))

@@ -79,7 +79,6 @@ class PandasAdapter(ArrowSource):
 
     name = package = "pandas"
     install = "pip install pandas"
-    display_name = "column"
     types = ("pandas.Series",)
     immutable = True
     fast_path = FastPath(types=("pandas.Series",), export=_shared, describe=_info)

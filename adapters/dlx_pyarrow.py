@@ -153,7 +153,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         return str(obj.type)
 
     def describe(self, obj: Any) -> Description:
-        pa = self.module()
+        pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.Tensor):
             tensor = self.export(obj)
             protocols = ("__dlpack__", "buffer")
@@ -167,7 +167,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         return super().describe(obj)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if not isinstance(obj, self.module().Tensor):
+        if not isinstance(obj, sys.modules["pyarrow"].Tensor):
             return super().export(obj)
         if self.lowered.get("tensors_by"):
             return dlx.convert(memoryview(obj), to="dlx")
@@ -181,7 +181,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
     def variant(self, wanted: type | Tensor) -> Adapter:
         if isinstance(wanted, Tensor):
             return _ARRAY_TARGET if wanted.ndim == 1 else _TENSOR_TARGET
-        pa = self.module()
+        pa = sys.modules["pyarrow"]
         if wanted is pa.Array or wanted is pa.Tensor:
             return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
         raise AdapterNotFoundError(
@@ -192,7 +192,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         return (_ARRAY_TARGET if tensor.ndim == 1 else _TENSOR_TARGET).load(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        pa = self.module()
+        pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.ChunkedArray):
             return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
         if isinstance(obj, pa.Tensor):
@@ -214,14 +214,13 @@ class _ArrayTarget(_Arrow):
         return _ARRAYS
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().array(tensor)  # by its __arrow_c_array__
+        return sys.modules["pyarrow"].array(tensor)  # by its __arrow_c_array__
 
 
 class _TensorTarget(_Arrow):
     """pyarrow.Tensor: any dimensions, strides of 0 and more, read-only kept."""
 
     name = "pyarrow.Tensor"
-    display_name = "tensor"
     types = ("pyarrow.Tensor",)
 
     def capabilities(self) -> Capabilities:
@@ -229,7 +228,7 @@ class _TensorTarget(_Arrow):
 
     @functools.cached_property
     def _make(self) -> Any:
-        make = self.module().Tensor
+        make = sys.modules["pyarrow"].Tensor
         if "tensors_by" in self.lowered:
             return lambda tensor: make.from_numpy(dlx.convert(tensor, to="numpy"))
         return make.from_dlpack

@@ -116,7 +116,6 @@ class TensorFlowAdapter(Adapter):
     install = "pip install tensorflow"
     types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
     namespaces = ("tensorflow.experimental.numpy",)
-    display_name = "tensor"
     immutable = True
     dtypes = _DTYPES
     devices = _Devices()
@@ -150,7 +149,7 @@ class TensorFlowAdapter(Adapter):
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly:  # a legacy capsule, the only kind that it takes, cannot say that
             tensor = unmarked(tensor)
-        return self.module().experimental.dlpack.from_dlpack(tensor.__dlpack__())
+        return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 
 @dlx.hookimpl

@@ -391,7 +391,6 @@ class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
-    display_name = "tensor"
     package = "torch"
     install = "pip install torch"
     types = ("torch.Tensor",)
@@ -558,7 +557,7 @@ class TorchAdapter(Adapter):
         return None
 
     def _info(self, obj: Any) -> ArrayInfo:
-        torch = self.module()
+        torch = sys.modules["torch"]
         kind = type(obj)
         with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
             if torch.nn.parameter.is_lazy(obj):  # it raises whatever it is asked for
@@ -593,9 +592,10 @@ class TorchAdapter(Adapter):
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
+        self.is_tracing = _is_tracing()
         kind = DEVICES.kind
         why = (
-            f"this torch ({self.version()}) is built for the host only",
+            f"this torch ({sys.modules['torch'].__version__}) is built for the host only",
             "Install one for the device, or leave device out.",
         )
         return Capabilities(
@@ -608,9 +608,6 @@ class TorchAdapter(Adapter):
             refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
             allocates_aligned=64,
         )
-
-    def initialize(self) -> None:
-        self.is_tracing = _is_tracing()
 
     def load(self, tensor: Tensor) -> Any:
         array = sys.modules["torch"].from_dlpack(tensor)
@@ -627,7 +624,7 @@ class TorchAdapter(Adapter):
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        torch = self.module()
+        torch = sys.modules["torch"]
         if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel to copy it
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:

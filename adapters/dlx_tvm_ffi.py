@@ -208,7 +208,6 @@ class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
     name = "tvm_ffi"
-    display_name = "tensor"
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
@@ -259,7 +258,7 @@ class TvmFfiAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        return sys.modules["tvm_ffi"].from_dlpack(tensor)
 
 
 @dlx.hookimpl

@@ -82,20 +82,18 @@ class WarpAdapter(Adapter):
     fast_path = FastPath(types=types, export=_export, guards=(Guard("requires_grad", _GRAD),))
     gradients = GradSupport(lambda array: bool(array.requires_grad))
 
-    def initialize(self) -> None:
-        self.module().init()
-
     def describe(self, obj: Any) -> Description:
         dtype = _DTYPES.from_native(getattr(obj.dtype, "_wp_scalar_type_", obj.dtype))  # of a vector's numbers
         broken = dtype is not None and not _has_whole_strides(obj, dtype)
         return Description(blockers=(*((_BROKEN,) if broken else ()), *((_GRAD,) if obj.requires_grad else ())))
 
     def capabilities(self) -> Capabilities:
+        sys.modules["warp"].init()
         return Capabilities(dtypes=self.dtypes.known(), layouts=Layout.ANY, min_ndim=1, max_ndim=4)
 
     def load(self, tensor: Tensor) -> Any:
         step = tensor.dtype.bits // 8
-        return self.module().array(  # its from_dlpack, in Python, takes twice as long
+        return sys.modules["warp"].array(  # its from_dlpack, in Python, takes twice as long
             ptr=tensor.data_ptr,
             dtype=_DTYPES.to_native(tensor.dtype),
             shape=tensor.shape,
@@ -106,7 +104,7 @@ class WarpAdapter(Adapter):
         )
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        return self.module().clone(obj, device=None if device is None else "cpu")
+        return sys.modules["warp"].clone(obj, device=None if device is None else "cpu")
 
 
 @dlx.hookimpl

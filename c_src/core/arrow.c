@@ -420,9 +420,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
                      DLManagedTensorVersioned** out) {
   DLTensor like = described(column);
   if (!dlx_host_readable(column->device.device_type)) return DLX_E_DEVICE;
-  like.data = &like; /* any memory: it is only asked whether there is some */
   int status = dlx_managed_empty(&like, 0, 0, out);
-  uint8_t* to = status == DLX_OK ? (*out)->dl_tensor.data : NULL;
+  if (status != DLX_OK) return status;
+  uint8_t* to = (*out)->dl_tensor.data;
   for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
     span at;
     dlx_arrow_fault fault;
@@ -437,7 +437,7 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
       to += at.count * item;
     }
   }
-  if (status != DLX_OK && to) dlx_managed_release(*out);
+  if (status != DLX_OK) dlx_managed_release(*out);
   return status;
 }
 
@@ -552,11 +552,7 @@ static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
  * the result. Errors: as dlx_managed_empty. */
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
-  DLTensor like = {.data = bools->data, /* it is only asked whether there is some */
-                   .device = {kDLCPU, 0},
-                   .ndim = 1,
-                   .dtype = {kDLUInt, 8, 1},
-                   .shape = &n_bytes};
+  DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
   int status = dlx_managed_empty(&like, 0, 0, out);
   if (status != DLX_OK) return status;
   const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
@@ -577,9 +573,8 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = tensor->dtype.code == kDLBool
-                   ? pack(tensor, &memory)
-                   : dlx_managed_export(made, tensor->device, made->flags, &memory);
+  int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
+                                             : dlx_managed_share(made, NULL, made->flags, &memory);
   if (status != DLX_OK) return status;
   return give_values(tensor->ndim, tensor->shape, tensor->shape[0], memory, out);
 }

@@ -215,8 +215,8 @@ static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64
   const dlx_axis* inner = n > 0 ? &axes[n - 1] : &once;
   const dlx_axis* outer = n > 1 ? &axes[n - 2] : &once;
   int contiguous = inner->from == item && inner->to == item && inner->extent * item >= 64;
-  int64_t at[DLX_MAX_NDIM] = {0};
-  for (;;) {
+  int64_t index[DLX_MAX_NDIM] = {0};
+  do {
     if (contiguous) {
       rows(to, from, outer, inner, item);
     } else if (tiled) {
@@ -224,17 +224,7 @@ static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64
     } else {
       plane(to, from, outer, inner, item);
     }
-    int d = n - 3; /* odometer over what is left */
-    for (; d >= 0; d--) {
-      to += axes[d].to;
-      from += axes[d].from;
-      if (++at[d] < axes[d].extent) break;
-      to -= axes[d].to * axes[d].extent;
-      from -= axes[d].from * axes[d].extent;
-      at[d] = 0;
-    }
-    if (d < 0) return;
-  }
+  } while (dlx_next(axes, n - 2, index, &to, &from));
 }
 
 int dlx_same_elements(const DLTensor* a, const DLTensor* b) {

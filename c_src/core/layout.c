@@ -2,7 +2,6 @@
  * once, in dlx_validate; what follows may rely on it. */
 
 #include "dlx.h"
-#include "hot.h"
 
 #include <stddef.h>
 
@@ -115,7 +114,7 @@ static int is_huge(int64_t step, int64_t bits) {
   return __builtin_mul_overflow(step, bits, &step);
 }
 
-DLX_HOT int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
+int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
   int64_t size = 1, bits = item_bits(t->dtype), first = (int64_t)(uintptr_t)t->data;
   if (first <= 0 || (first & (alignment - 1)) || t->device.device_type != kDLCPU ||
       t->byte_offset != 0 || bits <= 0 || bits % 8 || (uint32_t)t->ndim > DLX_MAX_NDIM ||

@@ -28,7 +28,7 @@ static void after_fork(void) {
     if (each == dlx_own_state) continue;
     atomic_store(&each->since, 0);
     atomic_store(&each->entering, 0);
-    each->depth = each->nested = each->n_spare = 0;
+    each->depth = each->nested = 0;
     each->waiting = NULL;
     atomic_flag_clear(&each->taken);
   }

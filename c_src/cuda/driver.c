@@ -11,7 +11,6 @@
 
 cu_table cu;
 static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
-static void* driver; /* the library that the table is of */
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -131,52 +130,17 @@ static void at_exit(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-typedef struct {
+enum { NEEDED, WANTED, POOLS, SHARING };
+
+static const struct {
   const char* name;
   size_t offset;
-  int optional;
-} entry;
+  int kind;
+} entries[] = {
+#define ENTRY(kind, name, symbol, parameters) {#symbol, offsetof(cu_table, name), kind},
+    CU_CALLS(ENTRY)};
 
-#define NEEDED(field, symbol) {symbol, offsetof(cu_table, field), 0}
-#define WANTED(field, symbol) {symbol, offsetof(cu_table, field), 1}
-
-static const entry entries[] = {
-    NEEDED(Init, "cuInit"),
-    NEEDED(GetErrorName, "cuGetErrorName"),
-    NEEDED(GetErrorString, "cuGetErrorString"),
-    NEEDED(DeviceGetCount, "cuDeviceGetCount"),
-    NEEDED(DeviceGet, "cuDeviceGet"),
-    NEEDED(DeviceGetName, "cuDeviceGetName"),
-    NEEDED(DeviceGetAttribute, "cuDeviceGetAttribute"),
-    NEEDED(DeviceCanAccessPeer, "cuDeviceCanAccessPeer"),
-    NEEDED(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
-    NEEDED(CtxPushCurrent, "cuCtxPushCurrent_v2"),
-    NEEDED(CtxPopCurrent, "cuCtxPopCurrent_v2"),
-    NEEDED(PointerGetAttribute, "cuPointerGetAttribute"),
-    NEEDED(StreamCreate, "cuStreamCreate"),
-    NEEDED(StreamSynchronize, "cuStreamSynchronize"),
-    NEEDED(StreamQuery, "cuStreamQuery"),
-    NEEDED(StreamWaitEvent, "cuStreamWaitEvent"),
-    NEEDED(StreamIsCapturing, "cuStreamIsCapturing"),
-    NEEDED(EventCreate, "cuEventCreate"),
-    NEEDED(EventRecord, "cuEventRecord"),
-    NEEDED(EventQuery, "cuEventQuery"),
-    NEEDED(EventSynchronize, "cuEventSynchronize"),
-    NEEDED(EventDestroy, "cuEventDestroy_v2"),
-    NEEDED(MemAlloc, "cuMemAlloc_v2"),
-    NEEDED(MemFree, "cuMemFree_v2"),
-    NEEDED(MemcpyAsync, "cuMemcpyAsync"),
-    NEEDED(MemcpyPeerAsync, "cuMemcpyPeerAsync"),
-    NEEDED(Memcpy2DAsync, "cuMemcpy2DAsync_v2"),
-    NEEDED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
-    WANTED(MemPoolCreate, "cuMemPoolCreate"),
-    WANTED(MemPoolDestroy, "cuMemPoolDestroy"),
-    WANTED(MemPoolSetAttribute, "cuMemPoolSetAttribute"),
-    WANTED(MemPoolSetAccess, "cuMemPoolSetAccess"),
-    WANTED(MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync"),
-    WANTED(MemFreeAsync, "cuMemFreeAsync"),
-    WANTED(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
-};
+enum { ENTRIES = sizeof entries / sizeof *entries };
 
 /* GIL: not needed; cuda_once_lock held. Errors: DLX_E_NO_DRIVER; nothing half-filled is left. */
 static int fill_table(void) {
@@ -188,9 +152,11 @@ static int fill_table(void) {
   }
   cu_table found;
   memset(&found, 0, sizeof found);
-  for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+  int has_pools = 1;
+  for (int i = 0; i < ENTRIES; i++) {
     void* symbol = dlsym(library, entries[i].name);
-    if (symbol == NULL && !entries[i].optional) {
+    if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
+    if (symbol == NULL && entries[i].kind == NEEDED) {
       char why[120];
       snprintf(why, sizeof why, "the one that was found is too old, it has no %s", entries[i].name);
       dlclose(library);
@@ -198,16 +164,19 @@ static int fill_table(void) {
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
-  if (!found.MemPoolDestroy || !found.MemPoolSetAttribute || !found.MemPoolSetAccess ||
-      !found.MemAllocFromPoolAsync || !found.MemFreeAsync)
-    found.MemPoolCreate = NULL; /* all or none */
+  if (!has_pools) found.MemPoolCreate = NULL; /* all or none */
   cu = found;
-  driver = library;
   return DLX_OK;
 }
 
-void* cuda_symbol(const char* name) {
-  return dlsym(driver, name);
+int cuda_can_share(void) {
+  for (int i = 0; i < ENTRIES; i++) {
+    void* function;
+    memcpy(&function, (char*)&cu + entries[i].offset, sizeof function);
+    if (entries[i].kind == SHARING && function == NULL)
+      return cuda_failed(entries[i].name, CU_NOT_FOUND);
+  }
+  return DLX_OK;
 }
 
 /* GIL: not needed; cuda_once_lock held. */
@@ -251,11 +220,9 @@ int dlx_cuda_load(void) {
 
 int dlx_cuda_count(int32_t* count) {
   int found = 0, status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
-  int code = cu.DeviceGetCount(&found);
-  if (code != CU_OK) return cuda_failed("cuDeviceGetCount", code);
-  *count = found;
-  return DLX_OK;
+  if (status == DLX_OK) status = CUDA(DeviceGetCount, &found);
+  if (status == DLX_OK) *count = found;
+  return status;
 }
 
 /* The driver's own number of a device. GIL: not needed. */
@@ -268,15 +235,12 @@ static int device_of(int32_t device_id, int* device) {
         count);
     return DLX_E_DRIVER;
   }
-  int code = cu.DeviceGet(device, device_id);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGet", code);
+  return CUDA(DeviceGet, device, device_id);
 }
 
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
   int device = 0, status = device_of(device_id, &device);
-  if (status != DLX_OK) return status;
-  int code = cu.DeviceGetName(name, room, device);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGetName", code);
+  return status == DLX_OK ? CUDA(DeviceGetName, name, room, device) : status;
 }
 
 int cuda_primary(int32_t device_id, cu_context* context) {
@@ -289,9 +253,10 @@ int cuda_primary(int32_t device_id, cu_context* context) {
   int device = 0;
   status = device_of(device_id, &device);
   if (status != DLX_OK) return status;
-  int mode = cuda_relax(), code = cu.DevicePrimaryCtxRetain(context, device); /* may allocate */
+  int mode = cuda_relax(); /* it may allocate */
+  status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(mode);
-  if (code != CU_OK) return cuda_failed("cuDevicePrimaryCtxRetain", code);
+  if (status != DLX_OK) return status;
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
   atomic_store(&primaries[device_id], *context);
   return DLX_OK;
@@ -305,9 +270,7 @@ int dlx_cuda_entered(int32_t device_id) {
 int dlx_cuda_push(int32_t device_id) {
   cu_context context = NULL;
   int status = cuda_primary(device_id, &context);
-  if (status != DLX_OK) return status;
-  int code = cu.CtxPushCurrent(context);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuCtxPushCurrent", code);
+  return status == DLX_OK ? CUDA(CtxPushCurrent, context) : status;
 }
 
 void dlx_cuda_pop(void) {
@@ -328,6 +291,17 @@ int cuda_relax(void) {
 
 void cuda_unrelax(int before) {
   if (before >= 0) cu.ThreadExchangeStreamCaptureMode(&before);
+}
+
+int cuda_enter(int32_t device_id, int* before) {
+  int status = dlx_cuda_push(device_id);
+  if (status == DLX_OK) *before = cuda_relax();
+  return status;
+}
+
+void cuda_leave(int before) {
+  cuda_unrelax(before);
+  dlx_cuda_pop();
 }
 
 /* GIL: not needed. Errors: the driver's code. */

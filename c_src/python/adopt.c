@@ -33,7 +33,7 @@ static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
     /* The copied flag describes a hand-over, not the memory. */
     uint64_t flags = self->wrapper->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_adopted, out);
-    if (status != DLX_OK || borrow) dlx_managed_disown(self->wrapper, foreign);
+    if (status != DLX_OK || borrow) dlx_managed_own(self->wrapper, NULL, NULL);
     if (status != DLX_OK) dlx_managed_release(self->wrapper);
   }
   if (status == DLX_OK)
@@ -92,22 +92,17 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no DLTensor at address 0");
     return NULL;
   }
-  DLTensor wanted = {.data = &wanted, /* any memory: it is only asked whether there is some */
-                     .device = {kDLCPU, 0},
-                     .ndim = like->ndim,
-                     .dtype = like->dtype,
-                     .shape = like->shape};
   DLManagedTensorVersioned* made;
   int status;
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(&wanted, 0, 0, &made);
+    status = dlx_managed_empty(like, 0, 0, &made);
   Py_END_ALLOW_THREADS
-  return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+  return py_tensor_result(status, made);
 }
 
 PyMethodDef py_adopt_functions[] = {
-    {"managed_adopt", managed_adopt, METH_VARARGS, managed_adopt_doc},
-    {"tensor_address", tensor_address, METH_O, tensor_address_doc},
-    {"tensor_empty", tensor_empty, METH_O, tensor_empty_doc},
-    {NULL, NULL, 0, NULL},
+    PY_VARARGS(managed_adopt),
+    PY_ONE(tensor_address),
+    PY_ONE(tensor_empty),
+    PY_END,
 };

@@ -6,7 +6,6 @@
 #include "threads.h"
 
 #include "core/arrow.h"
-#include "core/hot.h"
 
 #include <string.h>
 
@@ -106,8 +105,6 @@ static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   return read_stream(data, &stream);
 }
 
-static PyObject *array_method, *stream_method, *dlpack_method; /* interned, by py_arrow_init */
-
 /* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
  * runs Python. Errors: NULL with an exception. */
 static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
@@ -125,22 +122,13 @@ static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
     drop(data);
     data = NULL;
   }
-  py_pending pending = py_pending_save(); /* capsules' destructors may run Python */
-  Py_DECREF(given);
-  py_pending_restore(pending);
+  py_drop(given);
   return data;
 }
 
 static void destroy_data(PyObject* capsule) {
   drop(PyCapsule_GetPointer(capsule, k_data));
 }
-
-PyDoc_STRVAR(arrow_open_doc,
-             "arrow_open(obj, method, /)\n--\n\n"
-             "Call one of the methods __arrow_c_array__, __arrow_c_stream__, "
-             "__arrow_c_device_array__ and\n"
-             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
-             "for the functions below.");
 
 /* Owns: new reference. GIL: needed; runs Python. Errors: NULL with an exception. */
 static PyObject* open_by(PyObject* obj, PyObject* method) {
@@ -151,19 +139,25 @@ static PyObject* open_by(PyObject* obj, PyObject* method) {
                   {"__arrow_c_device_stream__", k_device_stream},
                   {"__arrow_c_device_array__", k_device_array}};
   size_t i = 0;
-  while (i < 3 && PyUnicode_CompareWithASCIIString(method, capsules[i].method) != 0) i++;
-  const char* name = capsules[i].name;
-  dlx_arrow* data = take(obj, method, name);
+  if (!PyUnicode_Check(method)) return PyErr_Format(PyExc_TypeError, "a method's name is a str");
+  while (i < 4 && PyUnicode_CompareWithASCIIString(method, capsules[i].method) != 0) i++;
+  if (i == 4) return PyErr_Format(PyExc_ValueError, "Arrow has no method %R", method);
+  dlx_arrow* data = take(obj, method, capsules[i].name);
   if (data == NULL) return NULL;
   PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
   if (capsule == NULL) drop(data);
   return capsule;
 }
 
+PyDoc_STRVAR(arrow_open_doc,
+             "arrow_open(obj, method, /)\n--\n\n"
+             "Call one of the methods __arrow_c_array__, __arrow_c_stream__, "
+             "__arrow_c_device_array__ and\n"
+             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
+             "for the functions below.");
+
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs == 2 && PyUnicode_Check(args[1])) return open_by(args[0], args[1]);
-  PyErr_SetString(PyExc_TypeError, "arrow_open takes an object and the name of a method");
-  return NULL;
+  return py_args("arrow_open", nargs, 2, 2) ? open_by(args[0], args[1]) : NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
@@ -258,28 +252,38 @@ static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
   return found;
 }
 
+/* ---- columns --------------------------------------------------------------------------------- */
+
+/* One column of what was taken; -1 = the whole. */
+typedef struct {
+  dlx_arrow* data;
+  int64_t number;
+  dlx_arrow_column found;
+  dlx_arrow_fault fault;
+} column;
+
 static PyObject* contradiction(int status, const dlx_arrow_fault* fault) {
   return status == DLX_E_ARROW ? py_raise(status, "its Arrow data contradicts itself: %s %lld",
                                           fault->what, (long long)fault->found)
                                : py_raise(status, NULL);
 }
 
-/* The column that arguments (data, number) name. Errors: -1 with an exception. */
-static int look(PyObject* const* args, Py_ssize_t nargs, dlx_arrow** data, int64_t* number,
-                dlx_arrow_column* column) {
-  dlx_arrow_fault fault;
-  *data = nargs == 2 ? data_of(args[0]) : NULL;
-  if (*data == NULL) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Arrow data and a number are wanted");
-    return -1;
-  }
-  *number = PyLong_AsLongLong(args[1]);
-  if (*number == -1 && PyErr_Occurred()) return -1;
+/* Errors: as dlx_arrow_look. */
+static int look(column* c) {
   int status;
   Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
-    status = dlx_arrow_look(*data, *number, column, &fault);
+    status = dlx_arrow_look(c->data, c->number, &c->found, &c->fault);
   Py_END_ALLOW_THREADS
-  return status == DLX_OK ? 0 : (contradiction(status, &fault), -1);
+  return status;
+}
+
+/* The column that arguments name. Errors: -1 with an exception. */
+static int named_column(PyObject* data, PyObject* number, column* c) {
+  if ((c->data = data_of(data)) == NULL) return -1;
+  c->number = PyLong_AsLongLong(number);
+  if (c->number == -1 && PyErr_Occurred()) return -1;
+  int status = look(c);
+  return status == DLX_OK ? 0 : (contradiction(status, &c->fault), -1);
 }
 
 PyDoc_STRVAR(
@@ -290,189 +294,168 @@ PyDoc_STRVAR(
     "of the whole (-1). Where it has no dtype only the first extent is known.");
 
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  dlx_arrow* data;
-  dlx_arrow_column column;
-  int64_t number;
-  if (look(args, nargs, &data, &number, &column) < 0) return NULL;
-  int32_t ndim = column.is_numbers ? column.ndim : 1;
-  PyObject* shape = PyTuple_New(ndim);
-  for (int32_t i = 0; shape && i < ndim; i++) {
-    PyObject* extent = PyLong_FromLongLong(column.shape[i]);
-    if (extent == NULL) {
-      Py_CLEAR(shape);
-    } else {
-      PyTuple_SET_ITEM(shape, i, extent);
-    }
-  }
-  PyObject* dtype = !column.is_numbers ? Py_NewRef(Py_None)
-                                       : Py_BuildValue("(iii)", column.dtype.code,
-                                                       column.dtype.bits, column.dtype.lanes);
+  column c;
+  if (!py_args("arrow_column", nargs, 2, 2) || named_column(args[0], args[1], &c) < 0) return NULL;
+  const dlx_arrow_column* found = &c.found;
+  PyObject* dtype = !found->is_numbers ? Py_NewRef(Py_None)
+                                       : Py_BuildValue("(iii)", found->dtype.code,
+                                                       found->dtype.bits, found->dtype.lanes);
   return Py_BuildValue(
-      "(NN(ii)LLON)", dtype, shape, (int)column.device.device_type, (int)column.device.device_id,
-      (long long)column.n_nulls, (long long)column.n_chunks,
-      column.is_numbers && column.is_packed ? Py_True : Py_False, PyLong_FromVoidPtr(column.data));
+      "(NN(ii)LLON)", dtype, py_tuple_of(found->shape, found->is_numbers ? found->ndim : 1),
+      (int)found->device.device_type, (int)found->device.device_id, (long long)found->n_nulls,
+      (long long)found->n_chunks, found->is_numbers && found->is_packed ? Py_True : Py_False,
+      PyLong_FromVoidPtr(found->data));
 }
 
-/* Errors: always returns NULL with an exception. */
-static PyObject* no_waiting(DLDevice device) {
-  return py_raise(DLX_E_STREAM,
-                  "it is ready at an event of device (%d, %d), for which dlx cannot wait",
-                  device.device_type, device.device_id);
+/* ---- tensors over columns -------------------------------------------------------------------- */
+
+static int is_numbers(const dlx_arrow_column* found) {
+  return found->is_numbers && !found->n_nulls;
 }
 
-/* Make readers wait for the event that device memory came with. Errors: -1 with an exception. */
-static int follow_event(dlx_arrow* data, TensorObject* tensor) {
-  void* event = dlx_arrow_event(data);
-  if (event == NULL) return 0;
-  DLDevice device = tensor->managed->dl_tensor.device;
-  if (device.device_type != kDLCUDA) {
-    no_waiting(device);
-    return -1;
-  }
-  int status = dlx_cuda_wait_event(device.device_id, *(void**)event);
-  if (status == DLX_OK) return py_cuda_ready_here(tensor, device.device_id);
-  py_raise(status, NULL);
-  return -1;
+/* Whether a column can be shared as it is. */
+static int is_in_one(const dlx_arrow_column* found) {
+  return is_numbers(found) && !found->is_packed && found->n_chunks < 2;
 }
 
-PyDoc_STRVAR(arrow_share_doc,
-             "arrow_share(data, number, /)\n--\n\n"
-             "Make a dlx.Tensor, read-only, over a column of numbers in one chunk, without nulls.");
-
-static PyObject* arrow_share(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  dlx_arrow* data;
-  dlx_arrow_column column;
-  int64_t number;
-  if (look(args, nargs, &data, &number, &column) < 0) return NULL;
-  if (!column.is_numbers || column.n_nulls || column.is_packed || column.n_chunks > 1)
-    return py_raise(DLX_E_COPY, NULL);
-  DLManagedTensorVersioned* made;
-  int status = dlx_arrow_share(data, &column, &made);
-  if (status != DLX_OK) return py_raise(status, NULL);
-  PyObject* tensor = py_tensor_wrap(made);
-  if (tensor && follow_event(data, (TensorObject*)tensor) < 0) Py_CLEAR(tensor);
-  return tensor;
+static int is_gathered_on_device(const dlx_arrow_column* found) {
+  return found->device.device_type == kDLCUDA && !found->is_packed;
 }
 
 /* Copy chunks of a CUDA device into memory there, on dlx's own stream, which waits for the event of
  * each. Owns: on success the chunks are kept until the device is done; the caller owns `out`. GIL:
  * not needed. Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
-static int gather_on_device(dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
-                            DLManagedTensorVersioned** out) {
-  int32_t device_id = column->device.device_id;
+static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
+  int32_t device_id = c->found.device.device_id;
   uint64_t stream;
   void* use = NULL;
-  DLTensor like = {.data = column->data,
-                   .device = column->device,
-                   .ndim = column->ndim,
-                   .dtype = column->dtype,
-                   .shape = (int64_t*)column->shape};
+  DLTensor like = {
+      .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
   int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
   if (status != DLX_OK) return status;
   status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)
-    status = dlx_use_new(device_id, stream, data, dlx_arrow_drop, NULL, NULL, &use);
-  if (status == DLX_OK) dlx_arrow_hold(data);
+    status = dlx_use_new(device_id, stream, c->data, dlx_arrow_drop, NULL, NULL, &use);
+  if (status == DLX_OK) dlx_arrow_hold(c->data);
   char* to = (*out)->dl_tensor.data;
-  for (int64_t i = 0; i < dlx_arrow_batches(data) && status == DLX_OK; i++) {
+  for (int64_t i = 0; i < dlx_arrow_batches(c->data) && status == DLX_OK; i++) {
     DLTensor chunk;
     void* event;
-    int64_t count = dlx_arrow_chunk(data, number, column, i, &chunk, &event);
+    int64_t count = dlx_arrow_chunk(c->data, c->number, &c->found, i, &chunk, &event);
     if (count == 0) continue;
     if (event) status = dlx_cuda_wait_event(device_id, *(void**)event);
     chunk.shape = &count;
     DLTensor place = chunk;
     place.data = to;
     if (status == DLX_OK) status = dlx_cuda_transfer(&chunk, &place, 0, stream, 0);
-    to += count * (column->dtype.bits / 8);
+    to += count * (c->found.dtype.bits / 8);
   }
   if (use) dlx_use_release(use);
   if (status != DLX_OK) dlx_managed_release(*out);
   return status;
 }
 
-PyDoc_STRVAR(
-    arrow_gather_doc,
-    "arrow_gather(data, number, /)\n--\n\n"
-    "Copy a column without nulls into a new dlx.Tensor on its device: chunks joined, bools of the "
-    "host a byte each.");
-
-static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  dlx_arrow* data;
-  dlx_arrow_column column;
-  int64_t number;
-  if (look(args, nargs, &data, &number, &column) < 0) return NULL;
-  if (!column.is_numbers || column.n_nulls) return py_raise(DLX_E_DTYPE, NULL);
-  int is_cuda = column.device.device_type == kDLCUDA && !column.is_packed;
-  if (!is_cuda && dlx_arrow_event(data)) return no_waiting(column.device);
-  DLManagedTensorVersioned* made;
+/* Make a managed tensor of a column of numbers: over its memory, which is read-only, or of a copy
+ * in which chunks are joined and bools take a byte each. Owns: the caller owns *out. GIL: needed,
+ * released while bytes move. Errors: DLX_E_DTYPE, DLX_E_COPY = it cannot be shared; as
+ * dlx_arrow_gather. */
+static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
   int status;
+  if (!copies) return is_in_one(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
+  if (!is_numbers(&c->found)) return DLX_E_DTYPE;
   Py_BEGIN_ALLOW_THREADS
-    status = is_cuda ? gather_on_device(data, number, &column, &made)
-                     : dlx_arrow_gather(data, number, &column, &made);
+    status = is_gathered_on_device(&c->found)
+                 ? gather_on_device(c, out)
+                 : dlx_arrow_gather(c->data, c->number, &c->found, out);
   Py_END_ALLOW_THREADS
-  if (status != DLX_OK) return py_raise(status, NULL);
-  PyObject* tensor = py_tensor_wrap(made);
-  if (tensor && is_cuda && py_cuda_ready_here((TensorObject*)tensor, column.device.device_id) < 0)
-    Py_CLEAR(tensor);
+  return status;
+}
+
+/* The same as a dlx.Tensor. Owns: new reference. Errors: NULL with an exception. */
+static PyObject* make_tensor(const column* c, int copies) {
+  DLManagedTensorVersioned* made;
+  int status = make(c, copies, &made);
+  return py_tensor_result(status, made);
+}
+
+/* Make readers of device memory wait for it: for the event that it came with, or the copy. Errors:
+ * -1 with an exception. */
+static int follow(const column* c, TensorObject* tensor, int copies) {
+  DLDevice device = c->found.device;
+  void* event = copies ? NULL : dlx_arrow_event(c->data);
+  if (event && py_check(dlx_cuda_wait_event(device.device_id, *(void**)event)) < 0) return -1;
+  int is_later = event || (copies && is_gathered_on_device(&c->found));
+  return is_later ? py_cuda_ready_here(tensor, device.device_id) : 0;
+}
+
+PyDoc_STRVAR(
+    arrow_tensor_doc,
+    "arrow_tensor(data, number, copies, /)\n--\n\n"
+    "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only; or a "
+    "copy on its device, chunks joined, bools of the host a byte each.");
+
+static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  column c;
+  if (!py_args("arrow_tensor", nargs, 3, 3) || named_column(args[0], args[1], &c) < 0) return NULL;
+  int copies = args[2] == Py_True;
+  int may_wait = copies ? is_gathered_on_device(&c.found) : c.found.device.device_type == kDLCUDA;
+  if (is_numbers(&c.found) && !may_wait && dlx_arrow_event(c.data))
+    return py_raise(DLX_E_STREAM,
+                    "it is ready at an event of device (%d, %d), for which dlx cannot wait",
+                    c.found.device.device_type, c.found.device.device_id);
+  PyObject* tensor = make_tensor(&c, copies);
+  if (tensor && follow(&c, (TensorObject*)tensor, copies) < 0) Py_CLEAR(tensor);
   return tensor;
 }
 
-/* Take what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none: a stream shows the
- * chunks that __arrow_c_array__ of some libraries joins silently. Owns, GIL, Errors: as `take`. */
-static dlx_arrow* take_host(PyObject* obj) {
-  int has_stream = _PyType_Lookup(Py_TYPE(obj), stream_method) != NULL;
-  return has_stream ? take(obj, stream_method, k_stream) : take(obj, array_method, k_array);
-}
+/* ---- for the fast path: numbers of the host, whatever else is left to Python ------------------
+ */
 
-/* Numbers without nulls, or fixed-size lists of such, none of an extension type. */
-static int is_plain(const struct ArrowSchema* schema, const dlx_arrow_column* column) {
-  if (!column->is_numbers || column->n_nulls) return 0;
+/* Whether a column is numbers without nulls on the host, or fixed-size lists of such, none of an
+ * extension type. */
+static int is_plain(const column* c) {
+  const struct ArrowSchema* schema = dlx_arrow_schema(c->data);
+  if (c->number != DLX_ARROW_WHOLE) schema = schema->children[c->number];
+  if (!is_numbers(&c->found) || c->found.device.device_type != kDLCPU) return 0;
   for (;; schema = schema->children[0]) {
     if (dlx_arrow_is_extension(schema)) return 0;
-    if (schema == column->values) return 1;
+    if (schema == c->found.values) return 1;
   }
 }
 
-static int is_in_one(const dlx_arrow_column* column) {
-  return !column->is_packed && column->n_chunks < 2;
+/* Take what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none: a stream shows the
+ * chunks that __arrow_c_array__ of some libraries joins silently; and look at the whole of it.
+ * Owns: the caller owns c->data, which is NULL on failure. GIL: needed; runs Python. Errors: -1
+ * with an exception. */
+static int take_whole(PyObject* obj, column* c) {
+  int has_stream = _PyType_Lookup(Py_TYPE(obj), py_name_arrow_stream) != NULL;
+  c->number = DLX_ARROW_WHOLE;
+  c->data = has_stream ? take(obj, py_name_arrow_stream, k_stream)
+                       : take(obj, py_name_arrow_array, k_array);
+  int status = c->data ? look(c) : DLX_OK;
+  if (c->data && status == DLX_OK) return 0;
+  if (c->data) contradiction(status, &c->fault), drop(c->data);
+  return -1;
 }
 
-/* Export what take_host takes, where that is plain numbers that can be shared as they are. Owns:
- * the caller owns *out. GIL: needed; runs Python. Errors: -1 with an exception. */
-DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
-  dlx_arrow* data = take_host(obj);
-  if (data == NULL) return -1;
-  dlx_arrow_column column;
-  dlx_arrow_fault fault;
-  int status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
-  if (status == DLX_OK)
-    status = is_plain(dlx_arrow_schema(data), &column) && is_in_one(&column)
-                 ? dlx_arrow_share(data, &column, out)
-                 : DLX_E_COPY;
-  drop(data);
-  if (status == DLX_OK) return 0;
-  contradiction(status, &fault);
-  return -1;
+/* Export plain numbers that can be shared as they are. Owns: the caller owns *out. GIL: needed;
+ * runs Python. Errors: -1 with an exception. */
+static int export(void* obj, DLManagedTensorVersioned** out) {
+  column c;
+  if (take_whole(obj, &c) < 0) return -1;
+  int status = is_plain(&c) ? make(&c, 0, out) : DLX_E_COPY;
+  drop(c.data);
+  return py_check(status);
 }
 
 /* The same, by __dlpack__ where the type has that: a third of the work of two Arrow capsules. Owns,
  * GIL, Errors: as `export`. */
-DLX_HOT static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
-  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), dlpack_method) == NULL) return export(obj, out);
+static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
+  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL) return export(obj, out);
   if (py_capsule_export(obj, out) < 0) return -1;
   (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* as all memory of Arrow is */
   return 0;
 }
-
-const DLPackExchangeAPI py_arrow_table = {
-    .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
-    .managed_tensor_from_py_object_no_sync = export,
-};
-const DLPackExchangeAPI py_arrow_dlpack_table = {
-    .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
-    .managed_tensor_from_py_object_no_sync = export_by_dlpack,
-};
 
 PyDoc_STRVAR(arrow_exchange_doc,
              "arrow_exchange(by_dlpack=False, /)\n--\n\n"
@@ -482,10 +465,14 @@ PyDoc_STRVAR(arrow_exchange_doc,
              "where its type has that.");
 
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
+  static const DLPackExchangeAPI tables[] = {
+      {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+       .managed_tensor_from_py_object_no_sync = export},
+      {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+       .managed_tensor_from_py_object_no_sync = export_by_dlpack}};
   int by_dlpack = 0;
   if (!PyArg_ParseTuple(args, "|p:arrow_exchange", &by_dlpack)) return NULL;
-  const DLPackExchangeAPI* table = by_dlpack ? &py_arrow_dlpack_table : &py_arrow_table;
-  return PyCapsule_New((void*)table, "dlpack_exchange_api", NULL);
+  return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
 }
 
 PyDoc_STRVAR(arrow_joined_doc,
@@ -494,70 +481,36 @@ PyDoc_STRVAR(arrow_joined_doc,
              "dlx.Tensor: chunks joined,\nbools a byte each. None for all else.");
 
 static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
-  dlx_arrow* data = take_host(obj);
-  if (data == NULL) return NULL;
-  dlx_arrow_column column;
-  dlx_arrow_fault fault;
-  DLManagedTensorVersioned* made = NULL;
-  int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
-    if (status == DLX_OK && is_plain(dlx_arrow_schema(data), &column) && !is_in_one(&column) &&
-        column.device.device_type == kDLCPU)
-      status = dlx_arrow_gather(data, DLX_ARROW_WHOLE, &column, &made);
-  Py_END_ALLOW_THREADS
-  drop(data);
-  if (status != DLX_OK) return contradiction(status, &fault);
-  if (made == NULL) Py_RETURN_NONE;
-  return py_tensor_wrap(made);
+  column c;
+  if (take_whole(obj, &c) < 0) return NULL;
+  PyObject* joined = is_plain(&c) && !is_in_one(&c.found) ? make_tensor(&c, 1) : Py_NewRef(Py_None);
+  drop(c.data);
+  return joined;
 }
 
-/* A column of a table of the host: a tensor that shares it, or None where it must be joined;
- * `joins`: a tensor of the joined copy. Owns: new reference. GIL: needed, released meanwhile.
- * Errors: NULL = the Python path says why, unless an exception is set. */
-static PyObject* column_of(dlx_arrow* data, int64_t number, int joins) {
-  dlx_arrow_column column;
-  dlx_arrow_fault fault;
-  DLManagedTensorVersioned* made = NULL;
-  int is_known;
-  Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
-    is_known = dlx_arrow_look(data, number, &column, &fault) == DLX_OK &&
-               column.device.device_type == kDLCPU &&
-               is_plain(dlx_arrow_schema(data)->children[number], &column);
-    if (is_known && is_in_one(&column))
-      is_known = dlx_arrow_share(data, &column, &made) == DLX_OK;
-    else if (is_known && joins)
-      is_known = dlx_arrow_gather(data, number, &column, &made) == DLX_OK;
-  Py_END_ALLOW_THREADS
-  if (made) return py_tensor_wrap(made);
-  return is_known ? Py_NewRef(Py_None) : NULL;
-}
-
-/* Put the columns of a table into a dict, by their names; nothing is copied before all are known.
- * Errors: 0 = the Python path says why, unless an exception is set. */
+/* Put the columns of a table of the host into a dict, by their names; nothing is copied before all
+ * are known. `joins`: what cannot be shared as it is, is copied. GIL: needed, released while bytes
+ * move. Errors: 0 = the Python path says why, unless an exception is set. */
 static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   const struct ArrowSchema* schema = dlx_arrow_schema(data);
-  Py_ssize_t n_blocked = 0, position = 0;
   if (!dlx_arrow_is_table(data) || dlx_arrow_is_extension(schema) || dlx_arrow_event(data))
     return 0;
-  for (int64_t i = 0; i < schema->n_children; i++) {
-    PyObject* value = column_of(data, i, 0);
-    const char* text = value ? schema->children[i]->name : NULL;
-    if (text == NULL) text = "";
-    PyObject* name = value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
-    n_blocked += value == Py_None;
-    int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
-    Py_XDECREF(name);
-    Py_XDECREF(value);
-    if (failed || PyDict_GET_SIZE(columns) <= i || (n_blocked && !joins)) return 0; /* or twice */
-  }
-  PyObject *name, *value;
-  for (int64_t i = 0; n_blocked && PyDict_Next(columns, &position, &name, &value); i++) {
-    if (value != Py_None) continue;
-    PyObject* joined = column_of(data, i, 1);
-    int failed = joined == NULL || PyDict_SetItem(columns, name, joined) < 0;
-    Py_XDECREF(joined);
-    if (failed) return 0;
+  for (int is_last = 0; is_last < 2; is_last++) { /* those that are shared first */
+    for (int64_t i = 0; i < schema->n_children; i++) {
+      column c = {.data = data, .number = i};
+      if (look(&c) != DLX_OK || !is_plain(&c)) return 0;
+      int copies = !is_in_one(&c.found);
+      if (copies && !joins) return 0;
+      if (is_last && !copies) continue;
+      PyObject* value = copies && !is_last ? Py_NewRef(Py_None) : make_tensor(&c, copies);
+      const char* text = schema->children[i]->name ? schema->children[i]->name : "";
+      PyObject* name =
+          value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+      int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
+      Py_XDECREF(name);
+      Py_XDECREF(value);
+      if (failed || PyDict_GET_SIZE(columns) <= i) return 0; /* or a name is there twice */
+    }
   }
   return 1;
 }
@@ -570,10 +523,7 @@ PyDoc_STRVAR(
     "the method raised). joins:\nchunks may be joined and bools unpacked, by a copy.");
 
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 3 || !PyUnicode_Check(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "arrow_columns takes a method's name, an object and a bool");
-    return NULL;
-  }
+  if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
   PyObject *answer = open_by(args[1], args[0]), *columns = NULL;
   if (answer == NULL) {
     if ((answer = py_error_take()) == NULL) return NULL;
@@ -589,21 +539,9 @@ static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize
   return found;
 }
 
-int py_arrow_init(void) {
-  array_method = PyUnicode_InternFromString("__arrow_c_array__");
-  stream_method = PyUnicode_InternFromString("__arrow_c_stream__");
-  dlpack_method = PyUnicode_InternFromString("__dlpack__");
-  return array_method && stream_method && dlpack_method ? 0 : -1;
-}
-
 PyMethodDef py_arrow_functions[] = {
-    {"arrow_open", (PyCFunction)(void (*)(void))arrow_open, METH_FASTCALL, arrow_open_doc},
-    {"arrow_schema", arrow_schema, METH_O, arrow_schema_doc},
-    {"arrow_column", (PyCFunction)(void (*)(void))arrow_column, METH_FASTCALL, arrow_column_doc},
-    {"arrow_share", (PyCFunction)(void (*)(void))arrow_share, METH_FASTCALL, arrow_share_doc},
-    {"arrow_gather", (PyCFunction)(void (*)(void))arrow_gather, METH_FASTCALL, arrow_gather_doc},
-    {"arrow_exchange", arrow_exchange, METH_VARARGS, arrow_exchange_doc},
-    {"arrow_joined", arrow_joined, METH_O, arrow_joined_doc},
-    {"arrow_columns", (PyCFunction)(void (*)(void))arrow_columns, METH_FASTCALL, arrow_columns_doc},
-    {NULL, NULL, 0, NULL},
+    PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),
+    PY_FASTCALL(arrow_column),  PY_FASTCALL(arrow_tensor),
+    PY_VARARGS(arrow_exchange), PY_ONE(arrow_joined),
+    PY_FASTCALL(arrow_columns), PY_END,
 };

@@ -112,11 +112,7 @@ int py_buffer_get(PyObject* self, Py_buffer* view, int flags) {
   DLManagedTensorVersioned *made = py_tensor_managed(self), *held;
   view->obj = NULL;
   if (made == NULL || may_view(self, made, flags) < 0) return -1;
-  int status = dlx_managed_share(made, &made->dl_tensor, made->flags, &held);
-  if (status != DLX_OK) {
-    py_raise(status, NULL);
-    return -1;
-  }
+  if (py_check(dlx_managed_share(made, NULL, made->flags, &held)) < 0) return -1;
   DLTensor* t = &held->dl_tensor;
   int64_t itemsize = dlx_itemsize(t->dtype, held->flags);
   to_bytes(t, itemsize);
@@ -143,9 +139,7 @@ int py_buffer_get(PyObject* self, Py_buffer* view, int flags) {
 }
 
 void py_buffer_release(PyObject* self, Py_buffer* view) {
-  py_pending pending = py_pending_save(); /* a foreign deleter may run */
-  dlx_managed_release(view->internal);
-  py_pending_restore(pending);
+  py_managed_release(view->internal);
 }
 
 /* ---- of any object --------------------------------------------------------------------------- */
@@ -193,10 +187,8 @@ static int export(void* object, DLManagedTensorVersioned** out) {
   if (describe(b, strides, &t) < 0) {
     py_raise(DLX_E_DTYPE, "its buffer is not one number per element");
   } else {
-    int status = dlx_managed_new(&t, b->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0, view,
-                                 py_release_object, out);
-    if (status == DLX_OK) return 0;
-    py_raise(status, NULL);
+    uint64_t flags = b->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+    if (py_check(dlx_managed_new(&t, flags, view, py_release_object, out)) == 0) return 0;
   }
   Py_DECREF(view);
   return -1;
@@ -246,7 +238,7 @@ static PyObject* letters_dtype(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_buffer_functions[] = {
-    {"buffer_exchange", buffer_exchange, METH_NOARGS, buffer_exchange_doc},
-    {"letters_dtype", letters_dtype, METH_VARARGS, letters_dtype_doc},
-    {NULL, NULL, 0, NULL},
+    PY_NOARGS(buffer_exchange),
+    PY_VARARGS(letters_dtype),
+    PY_END,
 };

@@ -15,10 +15,8 @@ static const char k_used_legacy[] = "used_dltensor";
 /* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
  * that rejects sets its error first and drops the capsule then. */
 static void destroy_versioned(PyObject* capsule) {
-  if (!PyCapsule_IsValid(capsule, k_versioned)) return;
-  py_pending pending = py_pending_save();
-  dlx_managed_release(PyCapsule_GetPointer(capsule, k_versioned));
-  py_pending_restore(pending);
+  if (PyCapsule_IsValid(capsule, k_versioned))
+    py_managed_release(PyCapsule_GetPointer(capsule, k_versioned));
 }
 
 static void destroy_legacy(PyObject* capsule) {
@@ -120,10 +118,7 @@ static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
  * between taking the pointer and the new name there is C only. */
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 1 && nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "capsule_claim takes a capsule, and a tensor or nothing");
-    return NULL;
-  }
+  if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
   PyObject* capsule = args[0];
   TensorObject* tensor;
   if (nargs == 1) {
@@ -173,7 +168,8 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
   int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
   if (legacy || PyCapsule_IsValid(capsule, k_used_versioned)) {
     void* foreign = PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned);
-    is_back = dlx_managed_disown(made, foreign);
+    is_back = dlx_managed_is_sole(made) && dlx_managed_owner(made, NULL) == foreign;
+    if (is_back) dlx_managed_own(made, NULL, NULL);
     if (is_back) PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
   }
   PY_UNLOCKED()
@@ -181,24 +177,13 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
   return is_back;
 }
 
-static PyObject *method, *keywords, *newest; /* of the call below; by py_capsule_init */
-
-int py_capsule_init(void) {
-  method = PyUnicode_InternFromString("__dlpack__");
-  keywords = Py_BuildValue("(N)", PyUnicode_InternFromString("max_version"));
-  newest = Py_BuildValue("(ii)", DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR);
-  return method && keywords && newest ? 0 : -1;
-}
-
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
-  PyObject* arguments[] = {obj, newest};
-  PyObject* capsule = PyObject_VectorcallMethod(method, arguments, 1, keywords);
+  PyObject* arguments[] = {obj, py_version};
+  PyObject* capsule = PyObject_VectorcallMethod(py_name_dlpack, arguments, 1, py_version_keywords);
   if (capsule == NULL) return -1;
   *out = py_capsule_take(capsule);
   if (*out == NULL) py_raise(DLX_E_CAPSULE, NULL);
-  py_pending pending = py_pending_save(); /* its destructor may run Python */
-  Py_DECREF(capsule);
-  py_pending_restore(pending);
+  py_drop(capsule);
   return *out ? 0 : -1;
 }
 
@@ -216,7 +201,7 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
     int status = adopt(capsule, legacy, &checked);
     if (status == DLX_OK) {
       /* The same checks and the same copy of the metadata, but with the capsule as owner. */
-      dlx_managed_disown(checked, PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned));
+      dlx_managed_own(checked, NULL, NULL);
       status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
                                &borrowed);
     }
@@ -251,7 +236,8 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
   const char* used = legacy ? k_used_legacy : k_used_versioned;
   if (!PyCapsule_IsValid(capsule, used)) return 0;
   void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
-  if (!dlx_managed_hold_owner(made, claimed)) return 0;
+  if (made != claimed && dlx_managed_owner(made, NULL) != claimed) return 0;
+  dlx_managed_hold(made);
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
   PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
   PyCapsule_SetDestructor(capsule, own);
@@ -273,20 +259,16 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
 }
 
 static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "capsule_restore takes a capsule and its tensor");
-    return NULL;
-  }
-  DLManagedTensorVersioned* made = py_tensor_managed(args[1]);
+  DLManagedTensorVersioned* made =
+      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
   if (made == NULL) return NULL;
   return PyBool_FromLong(restore(args[0], made));
 }
 
 PyMethodDef py_capsule_functions[] = {
-    {"capsule_state", capsule_state, METH_O, capsule_state_doc},
-    {"capsule_claim", (PyCFunction)(void (*)(void))capsule_claim, METH_FASTCALL, capsule_claim_doc},
-    {"capsule_peek", capsule_peek, METH_O, capsule_peek_doc},
-    {"capsule_restore", (PyCFunction)(void (*)(void))capsule_restore, METH_FASTCALL,
-     capsule_restore_doc},
-    {NULL, NULL, 0, NULL},
+    PY_ONE(capsule_state),
+    PY_FASTCALL(capsule_claim),
+    PY_ONE(capsule_peek),
+    PY_FASTCALL(capsule_restore),
+    PY_END,
 };

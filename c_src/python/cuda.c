@@ -5,8 +5,6 @@
 
 #define UNORDERED UINT64_MAX
 
-static PyObject* keeper; /* keeper(device id, handle): an object that keeps the stream alive */
-
 /* What a consumer may say to __dlpack__ on a CUDA device; None is the legacy stream, as the array
  * API standard says. Errors: -1 with an exception. */
 static int read_stream(PyObject* value, uint64_t* stream) {
@@ -35,9 +33,7 @@ static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) 
     status = dlx_ready_wait(ready, device_id, stream);
     dlx_ready_drop(ready);
   Py_END_ALLOW_THREADS
-  if (status == DLX_OK) return 0;
-  py_raise(status, NULL);
-  return -1;
+  return py_check(status);
 }
 
 int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
@@ -48,9 +44,7 @@ int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
       status = dlx_cuda_work_stream(device_id, stream);
     Py_END_ALLOW_THREADS
   }
-  if (status == DLX_OK) return 0;
-  py_raise(status, NULL);
-  return -1;
+  return py_check(status);
 }
 
 static void release_share(void* made) {
@@ -93,14 +87,12 @@ int py_cuda_can_order(void) {
  * what may not be forgotten. */
 static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
   *out = NULL;
-  if (keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
-  PyObject* keep = PyObject_CallFunction(keeper, "iK", device_id, (unsigned long long)stream);
+  if (py_hooks.stream_keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
+  PyObject* keep =
+      PyObject_CallFunction(py_hooks.stream_keeper, "iK", device_id, (unsigned long long)stream);
   if (keep == NULL) return py_error_forget();
-  if (keep == Py_None) {
-    Py_DECREF(keep);
-  } else {
-    *out = keep;
-  }
+  if (keep == Py_None) Py_CLEAR(keep);
+  *out = keep;
   return 0;
 }
 
@@ -123,10 +115,7 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
       status = dlx_ready_synchronize(ready);
       dlx_ready_drop(ready);
     Py_END_ALLOW_THREADS
-    if (status != DLX_OK) {
-      py_raise(status, NULL);
-      goto failed;
-    }
+    if (py_check(status) < 0) goto failed;
   }
   if (!py_cuda_can_order()) return made; /* memory from a raw entry point */
   PyObject* keep;
@@ -141,18 +130,17 @@ failed:
  * owns the result. Errors: NULL with an exception. */
 static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t stream,
                                        int keep_order) {
-  DLManagedTensorVersioned *held, *fresh = NULL;
+  DLManagedTensorVersioned* fresh = NULL;
   const DLTensor* t = &from->dl_tensor;
-  uint64_t flags =
-      from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
-  int status = dlx_managed_share(from, t, from->flags, &held);
-  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
+  uint64_t flags = py_fresh_flags(from);
+  int status;
+  dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
   Py_BEGIN_ALLOW_THREADS
     status = dlx_managed_empty(t, flags, keep_order, &fresh);
     if (status == DLX_OK) status = dlx_cuda_transfer(t, &fresh->dl_tensor, flags, stream, 1);
   Py_END_ALLOW_THREADS
   if (status != DLX_OK && fresh) dlx_managed_release(fresh);
-  dlx_managed_release(held);
+  py_managed_release(from);
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
@@ -167,49 +155,34 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   return from ? fetch(from, stream, 1) : NULL;
 }
 
-int py_cuda_to_own_stream(TensorObject* tensor) {
-  int is_moved, is_ready;
+/* Put a further count of a tensor's memory behind dlx's own stream: kernels on it may outlive the
+ * tensor. Owns: the caller owns *used, which keeps *before alive, into which earlier borrows point.
+ * Errors: -1 with an exception; 1 = the tensor is on the stream already. */
+static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream,
+                        DLManagedTensorVersioned** before, DLManagedTensorVersioned** used) {
+  DLManagedTensorVersioned* share = NULL;
+  int is_moved, status = DLX_OK;
   PY_LOCKED(tensor)
   is_moved = tensor->is_on_own_stream;
-  is_ready = tensor->ready == NULL;
+  *before = tensor->managed;
+  if (!is_moved && *before) status = dlx_managed_share(*before, NULL, (*before)->flags, &share);
   PY_UNLOCKED()
-  if (is_moved) return 0; /* what comes later on our stream is behind it anyway */
-  if (is_ready && !py_cuda_can_order()) return 0;
-  uint64_t stream;
-  dlx_ready* later;
-  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share = NULL;
-  if (before == NULL) return -1;
-  int32_t device_id = before->dl_tensor.device.device_id;
-  if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
-  if (wait_ready(tensor, device_id, stream) < 0) return -1;
-  int status = DLX_OK;
-  PY_LOCKED(tensor) /* another thread may have done all of it */
-  is_moved = tensor->is_on_own_stream;
-  before = tensor->managed;
-  if (!is_moved && before)
-    status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
-  PY_UNLOCKED()
-  if (is_moved) return 0;
-  if (before == NULL) return py_cuda_to_own_stream(tensor); /* which says what is wrong */
-  if (status == DLX_OK) {
-    status = dlx_ready_later(device_id, &later);
-    if (status != DLX_OK) dlx_managed_release(share);
-  }
-  if (status != DLX_OK) {
-    py_raise(status, NULL);
-    return -1;
-  }
-  /* Kernels on our stream may outlive the tensor: from now on its release waits for them. Earlier
-   * borrows point into the previous struct, which the new one keeps alive. */
-  DLManagedTensorVersioned* used = py_cuda_put_behind(share, device_id, stream, NULL);
-  if (used == NULL) {
-    dlx_ready_drop(later);
-    return -1;
-  }
-  dlx_ready* ready = NULL;
+  if (is_moved) return 1;
+  if (share == NULL)
+    return status == DLX_OK ? py_tensor_managed((PyObject*)tensor), -1 : py_check(status);
+  *used = py_cuda_put_behind(share, device_id, stream, NULL);
+  return *used ? 0 : -1;
+}
+
+/* Swap what is inside a tensor, which readers wait for by `later` from now on. Owns: takes `used`
+ * and `later`. Errors: 0 = another thread was first; nothing has changed. */
+static int swap(TensorObject* tensor, DLManagedTensorVersioned* before,
+                DLManagedTensorVersioned* used, dlx_ready* later) {
+  dlx_ready* ready = later;
+  int is_first;
   PY_LOCKED(tensor)
-  is_moved = tensor->is_on_own_stream || tensor->managed != before;
-  if (!is_moved) {
+  is_first = !tensor->is_on_own_stream && tensor->managed == before;
+  if (is_first) {
     ready = tensor->ready;
     __atomic_store_n(&tensor->managed, used, __ATOMIC_RELEASE);
     tensor->ready = later;
@@ -217,26 +190,44 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
     tensor->is_on_own_stream = 1;
   }
   PY_UNLOCKED()
-  if (is_moved) { /* another thread was first */
-    dlx_managed_release(used);
-    dlx_ready_drop(later);
-    return py_cuda_to_own_stream(tensor);
-  }
   if (ready) dlx_ready_drop(ready);
-  dlx_managed_release(before);
-  return 0;
+  dlx_managed_release(is_first ? before : used);
+  return is_first;
+}
+
+int py_cuda_to_own_stream(TensorObject* tensor) {
+  for (;;) {
+    DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *used = NULL;
+    dlx_ready* later;
+    uint64_t stream;
+    int is_moved, is_ready;
+    PY_LOCKED(tensor)
+    is_moved = tensor->is_on_own_stream;
+    is_ready = tensor->ready == NULL;
+    PY_UNLOCKED()
+    if (is_moved) return 0; /* what comes later on our stream is behind it anyway */
+    if (is_ready && !py_cuda_can_order()) return 0;
+    if (before == NULL) return -1;
+    int32_t device_id = before->dl_tensor.device.device_id;
+    if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
+      return -1;
+    int found = share_behind(tensor, device_id, stream, &before, &used);
+    if (found) return found < 0 ? -1 : 0;
+    if (py_check(dlx_ready_later(device_id, &later)) < 0) {
+      dlx_managed_release(used);
+      return -1;
+    }
+    if (swap(tensor, before, used, later)) return 0;
+  }
 }
 
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
   if (!py_cuda_can_order()) return 0; /* nor can anything be on our stream */
   uint64_t stream;
   dlx_ready* later;
-  if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
-  int status = dlx_ready_later(device_id, &later);
-  if (status != DLX_OK) {
-    py_raise(status, NULL);
+  if (py_cuda_work_stream(device_id, &stream) < 0 ||
+      py_check(dlx_ready_later(device_id, &later)) < 0)
     return -1;
-  }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
   tensor->ready = later;
   return 0;
@@ -248,21 +239,8 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
 static TensorObject* same_memory(PyObject* tensor) {
   DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
   if (base == NULL) return NULL;
-  int status = dlx_managed_share(base, &base->dl_tensor, base->flags, &made);
-  if (status != DLX_OK) return (TensorObject*)py_raise(status, NULL);
-  return (TensorObject*)py_tensor_wrap(made);
-}
-
-PyDoc_STRVAR(set_stream_keeper_doc,
-             "set_stream_keeper(function, /)\n--\n\n"
-             "Register what finds the owner of a stream: function(device id, handle) -> an object "
-             "that keeps the "
-             "stream alive,\n"
-             "or None.");
-
-static PyObject* set_stream_keeper(PyObject* module, PyObject* function) {
-  Py_XSETREF(keeper, Py_NewRef(function));
-  Py_RETURN_NONE;
+  int status = dlx_managed_share(base, NULL, base->flags, &made);
+  return (TensorObject*)py_tensor_result(status, made);
 }
 
 PyDoc_STRVAR(ready_new_doc,
@@ -293,10 +271,7 @@ PyDoc_STRVAR(tensor_when_doc,
              "address says so; 0 = now.");
 
 static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "tensor_when takes a tensor and an address");
-    return NULL;
-  }
+  if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
   dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
   if (ready == NULL && PyErr_Occurred()) return NULL;
   TensorObject* view = same_memory(args[0]);
@@ -353,17 +328,13 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "Opi:tensor_on_device", &like, &keep_order, &device_id)) return NULL;
   DLManagedTensorVersioned *m = py_tensor_managed(like), *made;
   if (m == NULL) return NULL;
-  uint64_t flags =
-      m->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
-  DLManagedTensorVersioned* held; /* another thread may drop the last reference meanwhile */
-  int status = dlx_managed_share(m, &m->dl_tensor, m->flags, &held);
-  if (status != DLX_OK) return py_raise(status, NULL);
+  int status;
+  dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_cuda_empty(&held->dl_tensor, flags, keep_order, device_id, &made);
+    status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made);
   Py_END_ALLOW_THREADS
-  dlx_managed_release(held);
-  if (status != DLX_OK) return py_raise(status, NULL);
-  PyObject* tensor = py_tensor_wrap(made);
+  py_managed_release(m);
+  PyObject* tensor = py_tensor_result(status, made);
   if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
   return tensor;
 }
@@ -400,33 +371,23 @@ static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
   int wait, status;
   if (!PyArg_ParseTuple(args, "OOKp:tensor_transfer", &source, &target, &stream, &wait))
     return NULL;
-  DLManagedTensorVersioned *from = py_tensor_managed(source), *to, *held_from, *held_to;
+  DLManagedTensorVersioned *from = py_tensor_managed(source), *to;
   to = from ? py_tensor_managed(target) : NULL;
   if (to == NULL) return NULL;
-  /* Without the GIL another thread may drop the last reference to either: hold both meanwhile. */
-  status = dlx_managed_share(from, &from->dl_tensor, from->flags, &held_from);
-  if (status != DLX_OK) return py_raise(status, NULL);
-  status = dlx_managed_share(to, &to->dl_tensor, to->flags, &held_to);
-  if (status == DLX_OK) {
-    Py_BEGIN_ALLOW_THREADS
-      status = dlx_cuda_transfer(&held_from->dl_tensor, &held_to->dl_tensor, held_to->flags, stream,
-                                 wait);
-    Py_END_ALLOW_THREADS
-    dlx_managed_release(held_to);
-  }
-  dlx_managed_release(held_from);
-  if (status != DLX_OK) return py_raise(status, NULL);
+  dlx_managed_hold(from); /* another thread may drop the last reference to either */
+  dlx_managed_hold(to);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, to->flags, stream, wait);
+  Py_END_ALLOW_THREADS
+  py_managed_release(to);
+  py_managed_release(from);
+  if (py_check(status) < 0) return NULL;
   Py_RETURN_NONE;
 }
 
 PyMethodDef py_cuda_functions[] = {
-    {"set_stream_keeper", set_stream_keeper, METH_O, set_stream_keeper_doc},
-    {"ready_new", ready_new, METH_VARARGS, ready_new_doc},
-    {"tensor_when", (PyCFunction)(void (*)(void))tensor_when, METH_FASTCALL, tensor_when_doc},
-    {"tensor_readiness", tensor_readiness, METH_O, tensor_readiness_doc},
-    {"tensor_behind", tensor_behind, METH_VARARGS, tensor_behind_doc},
-    {"tensor_on_device", tensor_on_device, METH_VARARGS, tensor_on_device_doc},
-    {"tensor_fetch", tensor_fetch, METH_VARARGS, tensor_fetch_doc},
-    {"tensor_transfer", tensor_transfer, METH_VARARGS, tensor_transfer_doc},
-    {NULL, NULL, 0, NULL},
+    PY_VARARGS(ready_new),        PY_FASTCALL(tensor_when),
+    PY_ONE(tensor_readiness),     PY_VARARGS(tensor_behind),
+    PY_VARARGS(tensor_on_device), PY_VARARGS(tensor_fetch),
+    PY_VARARGS(tensor_transfer),  PY_END,
 };

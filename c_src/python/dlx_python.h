@@ -4,8 +4,9 @@
 /* What the files of python/ share, the lowest first: none calls one that stands after it. cffi
  * never reads this. Everything here wants the GIL unless it says so. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "extension.h"
+#include "hooks.h"
+#include "names.h"
 
 #include "cuda/device.h"
 #include "dlx_cuda.h"
@@ -15,6 +16,9 @@
 /* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
  * means the status's own sentence. Errors: always returns NULL with an exception set. */
 PyObject* py_raise(int status, const char* format, ...);
+
+/* 0 for DLX_OK. Errors: -1 with the exception of the status. */
+int py_check(int status);
 
 /* Whether an exception of a type may be replaced by another, or forgotten: an Exception that is no
  * MemoryError. GIL: needed. Errors: none. */
@@ -28,24 +32,6 @@ int py_error_forget(void);
 /* The exception that is set, which is cleared as by py_error_forget. Owns: new reference. GIL:
  * needed. Errors: NULL with the exception still set. */
 PyObject* py_error_take(void);
-
-/* An exception that is set while foreign code may run is put aside and back again. */
-typedef struct {
-  PyObject *type, *value, *traceback;
-} py_pending;
-
-static inline py_pending py_pending_save(void) {
-  py_pending p;
-  PyErr_Fetch(&p.type, &p.value, &p.traceback);
-  return p;
-}
-
-static inline void py_pending_restore(py_pending p) {
-  if (PyErr_Occurred()) PyErr_WriteUnraisable(NULL);
-  PyErr_Restore(p.type, p.value, p.traceback);
-}
-
-extern PyMethodDef py_error_functions[];
 
 /* ---- python/tensor.c ------------------------------------------------------------------------- */
 
@@ -89,6 +75,14 @@ dlx_ready* py_tensor_ready(TensorObject* tensor);
 /* Owns: takes `made`, also on failure. Errors: NULL with an exception. */
 PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 
+/* The same of what a function of the core made, if its status is DLX_OK. Errors: NULL with an
+ * exception, that of the status. */
+PyObject* py_tensor_result(int status, DLManagedTensorVersioned* made);
+
+/* Release a managed tensor whose foreign deleter may run Python; a pending exception is kept. Owns:
+ * gives up a count. GIL: needed. */
+void py_managed_release(DLManagedTensorVersioned* made);
+
 /* Set the readiness event of a new view to that of its tensor, over whose `base` it was made. */
 void py_tensor_follow(TensorObject* view, TensorObject* tensor,
                       const DLManagedTensorVersioned* base);
@@ -97,23 +91,6 @@ void py_tensor_follow(TensorObject* view, TensorObject* tensor,
 int py_tensor_traverse(PyObject* tensor, visitproc visit, void* arg);
 int py_tensor_clear(PyObject* tensor);
 void py_tensor_dealloc(PyObject* tensor);
-
-/* ---- python/describe.c ----------------------------------------------------------------------- */
-
-/* One line about the tensor. Owns: new reference. Errors: NULL with an exception. */
-PyObject* py_describe_repr(PyObject* tensor);
-
-/* __array__ of dlx.Tensor. Owns: new reference. GIL: needed; runs Python. Errors: NULL with an
- * exception. */
-PyObject* py_describe_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
-                            PyObject* names);
-
-/* __reduce_ex__ of dlx.Tensor. Owns: new reference. GIL: needed; runs Python. Errors: NULL with an
- * exception. */
-PyObject* py_describe_reduce(PyObject* tensor, PyObject* protocol);
-
-extern PyGetSetDef py_describe_attributes[];
-extern PyMethodDef py_describe_functions[];
 
 /* ---- python/buffer.c ------------------------------------------------------------------------- */
 
@@ -154,12 +131,14 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
  * runs Python. Errors: -1 with an exception. */
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
-/* Make what it calls with. GIL: needed. Errors: -1 with an exception. */
-int py_capsule_init(void);
-
 extern PyMethodDef py_capsule_functions[];
 
 /* ---- python/make.c --------------------------------------------------------------------------- */
+
+/* The flags of a copy: the others describe a hand-over, which sets them, or the source's memory. */
+static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
+  return from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+}
 
 /* A device from a pair of int. Errors: -1 with an exception. */
 int py_read_device(PyObject* pair, DLDevice* out);
@@ -217,13 +196,6 @@ extern PyMethodDef py_cuda_functions[];
 
 /* ---- python/arrow.c -------------------------------------------------------------------------- */
 
-/* Names that are used in every call. Errors: -1 with an exception. */
-int py_arrow_init(void);
-
-/* Exchange tables that export columns of numbers; what they export is made by dlx. The second asks
- * types that have it for __dlpack__ instead. */
-extern const DLPackExchangeAPI py_arrow_table, py_arrow_dlpack_table;
-
 extern PyMethodDef py_arrow_functions[];
 
 /* ---- python/arrow_export.c ------------------------------------------------------------------- */
@@ -252,14 +224,16 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
 
 extern PyMethodDef py_exchange_functions[];
 
-/* ---- python/exchange_export.c ---------------------------------------------------------------- */
+/* ---- python/tensor_dlpack.c ------------------------------------------------------------------ */
+
+/* Methods __dlpack__ and __dlpack_device__ of dlx.Tensor. Owns: new reference. GIL: needed. Errors:
+ * NULL with an exception. */
+PyObject* py_tensor_dlpack(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
+                           PyObject* names);
+PyObject* py_tensor_dlpack_device(PyObject* tensor, PyObject* unused);
 
 /* dlx.Tensor's exchange table. */
 extern const DLPackExchangeAPI py_tensor_table;
-
-/* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
- * static. Errors: -1 with an exception. */
-int py_table_publish(PyTypeObject* type);
 
 /* ---- python/tensor_type.c -------------------------------------------------------------------- */
 
@@ -272,6 +246,8 @@ int py_tensor_init(PyObject* module);
 int py_fast_path_init(PyObject* module);
 
 /* ---- python/view.c --------------------------------------------------------------------------- */
+
+extern PyMethodDef py_view_functions[];
 
 /* Add the type Slots, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
  * exception. */

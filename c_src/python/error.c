@@ -2,13 +2,11 @@
 
 #include "dlx_python.h"
 
-static PyObject* classes; /* {status: exception class}, from native.py; never freed */
-
 PyObject* py_raise(int status, const char* format, ...) {
   if (status == DLX_E_MEMORY) return PyErr_NoMemory();
   PyObject* code = PyLong_FromLong(status);
   if (code == NULL) return NULL;
-  PyObject* class = classes ? PyDict_GetItemWithError(classes, code) : NULL;
+  PyObject* class = py_hooks.errors ? PyDict_GetItemWithError(py_hooks.errors, code) : NULL;
   Py_DECREF(code);
   if (class == NULL) {
     if (!PyErr_Occurred())
@@ -25,6 +23,10 @@ PyObject* py_raise(int status, const char* format, ...) {
   PyErr_FormatV(class, format, values);
   va_end(values);
   return NULL;
+}
+
+int py_check(int status) {
+  return status == DLX_OK ? 0 : (py_raise(status, NULL), -1);
 }
 
 int py_error_may_go(PyObject* type) {
@@ -48,22 +50,3 @@ PyObject* py_error_take(void) {
   Py_XDECREF(error.traceback);
   return error.value;
 }
-
-PyDoc_STRVAR(set_errors_doc,
-             "set_errors(classes, /)\n--\n\n"
-             "Register the class to raise for each status, as a dict {status: class}.");
-
-static PyObject* set_errors(PyObject* module, PyObject* mapping) {
-  if (!PyDict_Check(mapping)) {
-    PyErr_SetString(PyExc_TypeError, "set_errors takes a dict");
-    return NULL;
-  }
-  Py_INCREF(mapping);
-  Py_XSETREF(classes, mapping);
-  Py_RETURN_NONE;
-}
-
-PyMethodDef py_error_functions[] = {
-    {"set_errors", set_errors, METH_O, set_errors_doc},
-    {NULL, NULL, 0, NULL},
-};

@@ -3,7 +3,6 @@
  * tables that frameworks put on their types do not. */
 
 #include "route.h"
-#include "core/hot.h"
 
 static PyObject *convert, *target; /* the fast path, and its `to` */
 static PyObject* otherwise;        /* otherwise(obj): the Python path; gives a dlx.Tensor */
@@ -11,7 +10,7 @@ static PyObject* refusal;          /* what `borrow` raises: a program may meet i
 
 /* The route of an object's type. Owns: borrowed. GIL: needed; may run Python. Errors: NULL = ask
  * Python, unless an exception is set. */
-DLX_HOT static py_route* route_of(PyObject* obj) {
+static py_route* route_of(PyObject* obj) {
   py_route* r = py_fast_path_route(convert, Py_TYPE(obj), target);
   return r && r->is_fast_path && !r->is_same ? r : NULL;
 }
@@ -41,7 +40,7 @@ static int to_managed(void* obj, DLManagedTensorVersioned** out) {
 /* Borrow. Only of what needs no conversion: of a route, on the host, writable.
  * Owns: nothing; *out is good until Python code runs or something else is borrowed. GIL: needed;
  * may run Python. Errors: -1 with an exception. */
-DLX_HOT static int borrow(void* obj, DLTensor* out) {
+static int borrow(void* obj, DLTensor* out) {
   if (Py_IS_TYPE((PyObject*)obj, &py_tensor_type))
     return py_tensor_table.dltensor_from_py_object_no_sync(obj, out);
   int found = 0;

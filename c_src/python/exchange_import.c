@@ -60,15 +60,13 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
   if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
     return -1;
   if (foreign == NULL) return checked(-1, obj, "the export");
-  if (table == &py_buffer_table || table == &py_arrow_table || table == &py_arrow_dlpack_table) {
-    *out = foreign; /* one of ours */
+  if (dlx_managed_is_sole(foreign)) { /* one of ours */
+    *out = foreign;
     return 0;
   }
   int status = dlx_managed_adopt(foreign, out);
-  if (status == DLX_OK) return 0;
-  dlx_managed_release(foreign);
-  py_raise(status, NULL);
-  return -1;
+  if (status != DLX_OK) dlx_managed_release(foreign);
+  return py_check(status);
 }
 
 PyDoc_STRVAR(exchange_export_doc,
@@ -104,7 +102,7 @@ static PyObject* exchange_stream(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_exchange_functions[] = {
-    {"exchange_export", exchange_export, METH_O, exchange_export_doc},
-    {"exchange_stream", exchange_stream, METH_VARARGS, exchange_stream_doc},
-    {NULL, NULL, 0, NULL},
+    PY_ONE(exchange_export),
+    PY_VARARGS(exchange_stream),
+    PY_END,
 };

@@ -4,15 +4,8 @@
  * anything else is left to the Python path. */
 
 #include "route.h"
-#include "core/hot.h"
 
 #include <string.h>
-
-/* Every call goes through these: a call of each, which saves and restores registers, would cost
- * about as much as what it does. */
-#define INLINE static inline __attribute__((always_inline))
-/* Rare cases, kept out of the hot code. */
-#define RARE static __attribute__((noinline, cold))
 
 /* ---- an array: examined, exported, checked --------------------------------------------------- */
 
@@ -21,7 +14,7 @@
 
 /* 1 = the question is answered false, or was made so; 0 = ask Python. GIL: needed. Errors: 0, see
  * above. */
-DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
+static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
   PyObject* answer = py_ask(&guard->ask, guard->of_owner ? owner : obj);
   if (answer == NULL) {
     py_error_forget();
@@ -45,7 +38,7 @@ DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owne
 
 /* The guards that hold for every dtype, before anything is borrowed. Returns 1 = every guard is
  * clear; 0 = ask Python. */
-INLINE int early_clear(const py_route* r, PyObject* obj) {
+static int early_clear(const py_route* r, PyObject* obj) {
   for (int i = 0; i < r->n_early; i++) {
     if (!is_clear(&r->guards[i], obj, obj)) return 0;
   }
@@ -106,7 +99,7 @@ static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
 
 #if PY_VERSION_HEX < 0x030C0000
 /* Every change of any dict gives it a version that no dict had before. */
-INLINE int is_unchanged(py_switch* s) {
+static int is_unchanged(py_switch* s) {
   uint64_t version = ((PyDictObject*)s->owner)->ma_version_tag;
   if (version == s->version) return 1;
   if (PyDict_GetItemWithError(s->owner, s->name) != s->value) return 0;
@@ -114,13 +107,13 @@ INLINE int is_unchanged(py_switch* s) {
   return 1;
 }
 #else
-INLINE int is_unchanged(py_switch* s) {
+static int is_unchanged(py_switch* s) {
   return PyDict_GetItemWithError(s->owner, s->name) == s->value;
 }
 #endif
 
 /* Errors: 0 = ask Python. */
-INLINE int switches_off(py_route* r) {
+static int switches_off(py_route* r) {
   for (int i = 0; i < r->n_switches; i++) {
     if (!is_unchanged(&r->switches[i])) return py_error_forget(), 0;
   }
@@ -142,7 +135,7 @@ int py_fast_path_holds(py_route* r) {
 
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
-INLINE int is_plain(const py_route* r, const DLTensor* t) {
+static int is_plain(const py_route* r, const DLTensor* t) {
   py_plain plain = atomic_load_explicit(&r->plain, memory_order_relaxed);
   return memcmp(&t->dtype, &plain.dtype, sizeof t->dtype) == 0 && t->ndim <= r->accepts.max_ndim &&
          dlx_is_plain(t, plain.alignment);
@@ -177,7 +170,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
 
 /* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as
  * py_fast_path_borrow. */
-INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
+static DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
                                             unsigned options, uint32_t* resolvable) {
   DLManagedTensorVersioned *base = py_tensor_inside(tensor), *made = NULL;
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
@@ -187,7 +180,7 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   if (!(base->flags == 0 && is_plain(r, own)) &&
       !is_accepted(r, own, base->flags, options, resolvable))
     return NULL;
-  return dlx_managed_export(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
+  return dlx_managed_share(base, NULL, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
 /* What a function of an adapter exports: a dlx.Tensor, or None. Owns, GIL, Errors: as `exported`.
@@ -201,7 +194,7 @@ static DLManagedTensorVersioned* exported_by(PyObject* function, PyObject* obj) 
   }
   if (Py_IS_TYPE(tensor, &py_tensor_type)) {
     DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
-    if (m && dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
+    if (m && dlx_managed_share(m, NULL, m->flags, &made) != DLX_OK) made = NULL;
   }
   Py_DECREF(tensor);
   return made;
@@ -248,10 +241,8 @@ static DLManagedTensorVersioned* taken(py_route* r, DLManagedTensorVersioned* ma
 }
 
 /* Of an array that cannot be borrowed. Owns, GIL, Errors: as py_fast_path_borrow. */
-static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_route* r,
-                                                                           PyObject* obj,
-                                                                           unsigned options,
-                                                                           uint32_t* resolvable) {
+static DLManagedTensorVersioned* borrow_exported(py_route* r, PyObject* obj, unsigned options,
+                                                 uint32_t* resolvable) {
   DLManagedTensorVersioned* made = exported(r, obj);
   if (made == NULL) {
     *resolvable = DLX_BLOCKED;
@@ -270,7 +261,7 @@ DLManagedTensorVersioned* py_fast_path_unblocked(py_route* r, PyObject* obj, uns
 }
 
 /* Of an array whose early guards are clear. Owns, GIL, Errors: as py_fast_path_borrow. */
-INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsigned options,
+static DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsigned options,
                                               uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t = {.ndim = -1}; /* a slot may write nothing */
@@ -285,9 +276,7 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
   /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
    * next call. */
   int plain = is_plain(r, &t);
-  int status = plain ? dlx_managed_trust(&t, 0, NULL, NULL, &made)
-                     : dlx_managed_new(&t, 0, NULL, NULL, &made);
-  if (status != DLX_OK) return NULL;
+  if (dlx_managed_new(&t, 0, NULL, NULL, &made) != DLX_OK) return NULL;
   /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
    * path, unless a guard in C looks at it. */
   if (!plain && ((made->dl_tensor.data == NULL && r->n_guards && r->quick == NULL) ||
@@ -315,8 +304,8 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
 
 /* Of an array of which a guard holds: without its graph, where the call allows that. Owns, GIL,
  * Errors: as py_fast_path_borrow. */
-RARE DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsigned options,
-                                               uint32_t* resolvable) {
+static DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsigned options,
+                                                 uint32_t* resolvable) {
   *resolvable = DLX_BLOCKED;
   if (PyErr_Occurred() || !(options & DLX_DETACHES) || r->detach.name == NULL) return NULL;
   PyObject* plain = py_ask(&r->detach, obj);
@@ -333,7 +322,7 @@ RARE DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsig
   return made;
 }
 
-INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
+static DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
                                         uint32_t* resolvable) {
   *resolvable = 0;
   if (options & r->leaves) return NULL;
@@ -351,7 +340,7 @@ DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, unsign
 }
 
 /* Whether guards or a dtype are asked after borrowing; then Python may run. */
-INLINE int has_questions(const py_route* r, DLDataType dtype) {
+static int has_questions(const py_route* r, DLDataType dtype) {
   if (r->confirmed && dtype.bits == 8) return 1;
   for (int i = r->n_early; i < r->n_guards; i++) {
     if (!r->guards[i].of_owner && r->guards[i].codes >> dtype.code & 1) return 1;
@@ -363,7 +352,7 @@ int py_fast_path_is_clear(py_route* r, PyObject* obj) {
   return switches_off(r) && early_clear(r, obj);
 }
 
-INLINE int is_open(py_route* r, PyObject* obj) {
+static int is_open(py_route* r, PyObject* obj) {
   return (r->n_states == 0 || py_fast_path_holds(r)) && switches_off(r) && early_clear(r, obj);
 }
 
@@ -371,7 +360,7 @@ int py_fast_path_is_open(py_route* r, PyObject* obj) {
   return is_open(r, obj);
 }
 
-DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
+int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
   uint32_t resolvable;
   if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL ||
       !r->is_borrowed || r->is_immutable || !is_open(r, obj))
@@ -399,8 +388,8 @@ DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
 
 /* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors:
  * NULL with what `failed` gives of the exception. */
-RARE PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObject* obj,
-                       PyObject* to, PyObject* tree) {
+static PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObject* obj,
+                         PyObject* to, PyObject* tree) {
   py_pending cause = py_pending_save();
   if (made) dlx_managed_abandon(made);
   if (cause.type && !py_error_may_go(cause.type)) { /* no refusal: it propagates unchanged */
@@ -424,9 +413,8 @@ RARE PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObj
 
 /* Let the target's adapter take it, in Python. Owns: takes `made`; the result is new. Errors: NULL
  * with MemoryError, or with what `failed` gives. */
-static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_route* r,
-                                                  DLManagedTensorVersioned* made, PyObject* obj,
-                                                  PyObject* to, PyObject* tree, unsigned options) {
+static PyObject* loaded(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
+                        PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor == NULL) return NULL;
   ((TensorObject*)tensor)->is_ordered = 1; /* its streams, where it is in device memory */
@@ -439,9 +427,9 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_r
 /* For a hand-over of a tensor that has other holders (a buffer of the dlx.Tensor that it was in): a
  * tensor of the same memory with one holder. Owns: takes `made`; the caller owns the result.
  * Errors: NULL without memory, none set. */
-RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
+static DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* alone = NULL;
-  dlx_managed_export(made, made->dl_tensor.device, made->flags, &alone);
+  dlx_managed_share(made, NULL, made->flags, &alone);
   dlx_managed_release(made);
   return alone;
 }
@@ -449,7 +437,7 @@ RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
 /* What makes the target's array one of the real dtype, where the tensor is imported under a storage
  * dtype, which it gets here. Owns: borrowed. Errors: NULL = it is imported as it is, unless an
  * exception is set. */
-static __attribute__((noinline)) PyObject* stored(py_route* r, DLTensor* t) {
+static PyObject* stored(py_route* r, DLTensor* t) {
   PyObject* key = PyLong_FromLong(t->dtype.code | t->dtype.bits << 8);
   PyObject* found = key ? PyDict_GetItemWithError(r->storage, key) : NULL;
   Py_XDECREF(key);
@@ -463,15 +451,15 @@ static __attribute__((noinline)) PyObject* stored(py_route* r, DLTensor* t) {
 }
 
 /* Owns: takes `made`; the result is new. Errors: NULL with what `failed` gives. */
-INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
+static PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
                           PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
   if (r->imports == NULL)
     return r->load ? loaded(callable, r, made, obj, to, tree, options) : py_tensor_wrap(made);
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
-  if (!dlx_managed_hold(made) && ((made = single_holder(made)) == NULL || !dlx_managed_hold(made)))
-    return PyErr_NoMemory();
+  if (!dlx_managed_is_sole(made) && (made = single_holder(made)) == NULL) return PyErr_NoMemory();
+  dlx_managed_hold(made);
   if (r->imports->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(callable, made, obj, to, tree);
   dlx_managed_release(made);
@@ -488,8 +476,9 @@ INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensor
 }
 
 /* As a storage dtype, and viewed. Owns, Errors: as `imported`. */
-RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                                   PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
+static PyObject* imported_as_storage(PyObject* callable, py_route* r,
+                                     DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                     PyObject* tree, unsigned options) {
   PyObject* view = stored(r, &made->dl_tensor);
   if (view == NULL && PyErr_Occurred()) { /* no consumer has seen it: a release, no abandonment */
     py_pending pending = py_pending_save();
@@ -504,7 +493,7 @@ RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTen
   return real ? real : refused(callable, NULL, obj, to, tree);
 }
 
-INLINE PyObject* hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+static PyObject* hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree, unsigned options) {
   if (r->storage) {
     DLDataType direct = atomic_load_explicit(&r->direct, memory_order_relaxed);
@@ -572,8 +561,8 @@ static PyObject* run_unblocked(PyObject* callable, py_route* r, PyObject* obj, P
 
 /* What is not handed over as it was borrowed: it is copied, is in device memory, or `made` is NULL.
  * Owns: takes `made`; the result is new. GIL: needed. Errors: NULL, as py_fast_path_run. */
-RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                             PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
+static PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                               PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
   if (made == NULL)
     return resolvable == DLX_BLOCKED ? run_unblocked(callable, r, obj, to, options) : NULL;
   if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
@@ -581,8 +570,8 @@ RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVer
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL, options) : NULL;
 }
 
-DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
-                                   unsigned options) {
+PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                           unsigned options) {
   uint32_t resolvable;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
@@ -594,7 +583,7 @@ DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* ob
 }
 
 /* Of a pair that the table lacks. Owns, Errors: as py_fast_path_route. */
-RARE py_route* learnt(PyObject* callable, PyTypeObject* type, PyObject* to) {
+static py_route* learnt(PyObject* callable, PyTypeObject* type, PyObject* to) {
   /* Strings that are equal but not the same object share one route; literals are interned already.
    */
   PyObject* key = py_route_key(to);
@@ -607,7 +596,7 @@ RARE py_route* learnt(PyObject* callable, PyTypeObject* type, PyObject* to) {
   return py_route_find(type, py_route_key(to));
 }
 
-DLX_HOT py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to) {
+py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to) {
   py_route* r = py_route_find(type, to);
   return r ? r : learnt(callable, type, to);
 }

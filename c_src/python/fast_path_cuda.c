@@ -4,8 +4,8 @@
  * functions of cuda/order.c; what it cannot do, or what the driver refuses, is left to the Python
  * path. */
 
+#include "core/thread_state.h"
 #include "route.h"
-#include "core/hot.h"
 
 static FEW_WORDS int
     stream_contexts; /* contexts of this thread that `count_stream_contexts` knows of */

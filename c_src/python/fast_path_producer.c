@@ -4,8 +4,8 @@
  * it answered is kept for the Python path of the same call (producer_answer), which then goes on as
  * after a call of its own. */
 
+#include "core/thread_state.h"
 #include "route.h"
-#include "core/hot.h"
 #include "threads.h"
 
 static PyObject *dtype_name, *device_name, *dlpack_name; /* interned, by py_producer_init */
@@ -26,7 +26,7 @@ static FEW_WORDS PyObject *left, *present;
 
 /* 1 = no framework was imported, and no class registered, since no adapter listed the type. Errors:
  * 0 = ask Python. */
-DLX_HOT static int is_unclaimed(py_route* r) {
+static int is_unclaimed(py_route* r) {
   const py_producer* p = &r->producer;
   int same = PyDict_GET_SIZE(modules) == p->n_modules;
   PyObject* token = same ? PyObject_CallNoArgs(p->token_of) : NULL;
@@ -41,7 +41,7 @@ DLX_HOT static int is_unclaimed(py_route* r) {
 
 /* Whether its elements may be numbers, by its dtype; one that was found so is remembered. GIL:
  * needed; runs Python. Errors: 0 = ask Python. */
-DLX_HOT static int may_be_numbers(py_producer* p, PyObject* obj) {
+static int may_be_numbers(py_producer* p, PyObject* obj) {
   PyObject* dtype;
   if (py_optional(obj, dtype_name, &dtype) < 0) return py_error_forget() == 0;
   if (dtype == NULL) return 1;
@@ -63,7 +63,7 @@ static int is_number(PyObject* obj, long wanted) {
 
 /* Whether it says that it is on the host, or nothing. GIL: needed; runs Python. Errors: 0 = ask
  * Python. */
-DLX_HOT static int may_be_on_host(PyObject* obj) {
+static int may_be_on_host(PyObject* obj) {
   PyTypeObject* type = Py_TYPE(obj);
   PyObject* ask = NULL;
 #ifndef Py_GIL_DISABLED /* the look-up borrows */
@@ -87,7 +87,7 @@ DLX_HOT static int may_be_on_host(PyObject* obj) {
 
 /* What __dlpack__ gives, or the Exception that it raises. Owns: new reference in one of the two.
  * Errors: both NULL, with what may not be forgotten. */
-DLX_HOT static void call(const py_producer* p, PyObject* obj, PyObject** given, PyObject** raised) {
+static void call(const py_producer* p, PyObject* obj, PyObject** given, PyObject** raised) {
   PyObject* arguments[1 + DLX_MAX_KEYWORDS] = {obj};
   *given = *raised = NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(p->values); i++)
@@ -131,8 +131,8 @@ void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised) {
   py_producer_back(answers);
 }
 
-DLX_HOT DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigned options,
-                                                     uint32_t* resolvable, PyObject** capsule) {
+DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigned options,
+                                             uint32_t* resolvable, PyObject** capsule) {
   PyObject* raised;
   DLManagedTensorVersioned* made = NULL;
   *capsule = NULL;
@@ -151,8 +151,8 @@ DLX_HOT DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj,
   return NULL;
 }
 
-DLX_HOT PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
-                                  unsigned options) {
+PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                          unsigned options) {
   if (options & r->leaves) return NULL;
   uint32_t resolvable = 0;
   PyObject* capsule;

@@ -4,9 +4,6 @@
 
 #include "route.h"
 
-/* Rare cases, kept out of the hot code. */
-#define RARE static __attribute__((noinline, cold))
-
 /* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */
 static int is_on_host(const py_route* r, PyObject* obj) {
   DLTensor t = {.ndim = -1};
@@ -63,7 +60,7 @@ static int is_ready(const py_route* r, PyObject* obj) {
 
 /* Whether nothing blocks the export of an array, which its framework may copy then. Errors: 0 = ask
  * Python. */
-RARE int may_copy(py_route* r, PyObject* obj) {
+static int may_copy(py_route* r, PyObject* obj) {
   uint32_t resolvable = 0;
   if (r->copy == NULL || r->is_managed || !is_ready(r, obj)) return 0;
   DLManagedTensorVersioned* made = py_fast_path_borrow(r, obj, DLX_COPIES, &resolvable);
@@ -73,7 +70,7 @@ RARE int may_copy(py_route* r, PyObject* obj) {
 
 /* Where the options, or the route, ask more than what framework it is of. Owns, Errors: as
  * py_fast_path_same. */
-RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
+static PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
   if (options & r->leaves & DLX_NAMES_DEVICE) return NULL;
   if (options & DLX_COPIES)
     return options & DLX_DETACHES || !may_copy(r, obj) ? NULL : Py_NewRef(obj);

@@ -107,14 +107,11 @@ static outcome enter(walk* w, PyObject* obj) {
   return result;
 }
 
-/* rule(type) -> (flatten, unflatten, whether it is mutable), as in dlx.adapter.Container, or None.
- */
-static PyObject* rule_of;
-
 /* Errors: LEAVE, with `rule` NULL, for a type without one. */
 static outcome find_rule(walk* w, PyTypeObject* type) {
   if (w->rule && w->ruled == type) return DONE;
-  PyObject* rule = rule_of ? PyObject_CallOneArg(rule_of, (PyObject*)type) : NULL;
+  PyObject* rule =
+      py_hooks.tree_rule ? PyObject_CallOneArg(py_hooks.tree_rule, (PyObject*)type) : NULL;
   if (rule && !(PyTuple_CheckExact(rule) && PyTuple_GET_SIZE(rule) == 3)) Py_CLEAR(rule);
   w->ruled = type;
   Py_XSETREF(w->rule, rule);
@@ -182,11 +179,11 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
   if (w->rule && w->ruled == type) return look_into(w, which, 1);
   py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
   if (route == NULL && PyErr_Occurred()) return FAILED;
+  if (route && route->is_root_only) return DONE; /* it passes through */
   if (route == NULL || !route->is_fast_path) {
     outcome found = route && route->children ? LEAVE : find_rule(w, type);
     return found == DONE ? look_into(w, which, 1) : found;
   }
-  if (route->is_root_only) return DONE; /* it passes through */
   if (w->options & route->leaves) return LEAVE;
   visit* v = find(w, child);
   if (*v == 0) {
@@ -514,19 +511,6 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned
   return result;
 }
 
-PyDoc_STRVAR(
-    set_tree_rule_doc,
-    "set_tree_rule(function, /)\n--\n\n"
-    "Register function(type) -> (flatten, unflatten, mutable), or None, of containers that "
-    "are no list, tuple or dict.");
-
-/* Owns: keeps a reference. GIL: needed. Errors: none. */
-static PyObject* set_tree_rule(PyObject* module, PyObject* function) {
-  Py_INCREF(function);
-  Py_XSETREF(rule_of, function);
-  Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(convert_tree_doc,
              "convert_tree(fast_path, root, to, /)\n--\n\n"
              "Convert a container by the fast path; NotImplemented where Python must do it.");
@@ -545,7 +529,6 @@ static PyObject* convert_tree(PyObject* module, PyObject* const* args, Py_ssize_
 }
 
 PyMethodDef py_tree_functions[] = {
-    {"set_tree_rule", set_tree_rule, METH_O, set_tree_rule_doc},
-    {"convert_tree", (PyCFunction)(void (*)(void))convert_tree, METH_FASTCALL, convert_tree_doc},
-    {NULL, NULL, 0, NULL},
+    PY_FASTCALL(convert_tree),
+    PY_END,
 };

@@ -3,7 +3,6 @@
  * options only, is answered in C; any other goes to the Python function with the same arguments. */
 
 #include "route.h"
-#include "core/hot.h"
 
 #include <structmember.h>
 
@@ -12,7 +11,6 @@
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *lazy_name,
     *like_name, *cpu_name, *own_name, *qualname_name, *module_name; /* interned, as the words of a
                                                                        call are */
-static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registered */
 
 /* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
  * that threads read them without a lock. */
@@ -38,8 +36,9 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     return value == Py_True || value == Py_False || value == Py_None;
   }
   if (name == readonly_name) { /* the Python path checks the value where it matters */
-    for (Py_ssize_t i = 0; readonly_words && i < PyTuple_GET_SIZE(readonly_words); i++) {
-      if (value != PyTuple_GET_ITEM(readonly_words, i)) continue;
+    for (Py_ssize_t i = 0; py_hooks.readonly_words && i < PyTuple_GET_SIZE(py_hooks.readonly_words);
+         i++) {
+      if (value != PyTuple_GET_ITEM(py_hooks.readonly_words, i)) continue;
       *options |= i == 1 ? DLX_KEEPS_READONLY : i ? DLX_UNMARKS : 0;
       return 1;
     }
@@ -62,9 +61,8 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
 }
 
 /* The target of a call with options; NULL where only Python understands them. */
-static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
-                                                              PyObject* const* args, Py_ssize_t n,
-                                                              PyObject* names) {
+static PyObject* read_options(unsigned* options, PyObject* const* args, Py_ssize_t n,
+                              PyObject* names) {
   PyObject* to = n == 2 ? args[1] : NULL;
   if (n != 1 && n != 2) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
@@ -81,9 +79,8 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
 /* A container of another framework that becomes a list or dict: `children` gives that, or a pair of
  * that or None, and what the container answered, or raised, which the Python path does not ask
  * again. */
-static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_route* r,
-                                                         PyObject* obj, PyObject* to,
-                                                         unsigned options) {
+static PyObject* call_children(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                               unsigned options) {
   py_route_enter(r);
   PyObject* may_copy = options & (DLX_COPIES | DLX_SHARES) ? Py_False : Py_True;
   PyObject* given = PyObject_CallFunctionObjArgs(r->children, obj, may_copy, NULL);
@@ -110,20 +107,18 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
   return result;
 }
 
-static PyObject* refused; /* (function, names, error) -> None, or raises; NULL until registered */
-
 /* The Python function, with the same arguments. What it raises is completed in Python, which may
  * raise another error in its place. */
-static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObject* const* args,
-                                                       size_t nargsf, PyObject* names) {
+static PyObject* call_python(PyObject* callable, PyObject* const* args, size_t nargsf,
+                             PyObject* names) {
   PyObject* wrapped = ((FastPathObject*)callable)->wrapped;
   PyObject* result = py_producer_python(wrapped, args, nargsf, names);
-  if (result || refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+  if (result || py_hooks.refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
   py_pending pending = py_pending_save();
   PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
   if (pending.traceback) PyException_SetTraceback(pending.value, pending.traceback);
-  PyObject* done =
-      PyObject_CallFunctionObjArgs(refused, wrapped, names ? names : Py_None, pending.value, NULL);
+  PyObject* done = PyObject_CallFunctionObjArgs(py_hooks.refused, wrapped, names ? names : Py_None,
+                                                pending.value, NULL);
   Py_XSETREF(pending.traceback, PyException_GetTraceback(pending.value));
   if (done) {
     Py_DECREF(done);
@@ -138,7 +133,7 @@ static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObj
 
 /* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
  */
-static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args) {
+static PyObject* call_like(PyObject* callable, PyObject* const* args) {
   PyObject* to = py_fast_path_like(callable, args[1]);
   py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
   PyObject* result = NULL;
@@ -156,8 +151,7 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
 }
 
 /* convert(obj, to=..., lazy=True) of no array. */
-static __attribute__((noinline)) PyObject* call_view(PyObject* callable, PyObject* obj,
-                                                     PyObject* to, unsigned options) {
+static PyObject* call_view(PyObject* callable, PyObject* obj, PyObject* to, unsigned options) {
   PyObject *view = ((FastPathObject*)callable)->view, *args[] = {obj, to};
   if (view == NULL || options != DLX_VIEWS) return NULL;
   PyObject* result = PyObject_Vectorcall(view, args, 2, NULL);
@@ -168,9 +162,8 @@ static __attribute__((noinline)) PyObject* call_view(PyObject* callable, PyObjec
 
 /* A call on the fast path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL, as
  * py_fast_path_route. */
-static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable,
-                                                              PyObject* const* args, size_t nargsf,
-                                                              PyObject* names) {
+static inline PyObject* answer(PyObject* callable, PyObject* const* args, size_t nargsf,
+                               PyObject* names) {
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   unsigned options = 0;
   PyObject *own = ((FastPathObject*)callable)->to, *to = NULL, *result = NULL;
@@ -215,8 +208,8 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
   return result;
 }
 
-DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                                        PyObject* names) {
+static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                                PyObject* names) {
   py_routes_begin();
   PyObject* result = answer(callable, args, nargsf, names);
   py_routes_end();
@@ -520,32 +513,6 @@ static PyType_Spec fast_path_spec = {
     .slots = fast_path_slots,
 };
 
-PyDoc_STRVAR(set_readonly_words_doc,
-             "set_readonly_words(words, /)\n--\n\n"
-             "Register the values of the option `readonly`: 'copy', 'error', 'share', interned.");
-
-/* Owns: keeps a reference to `words`. GIL: needed. Errors: NULL with TypeError. */
-static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
-  if (!PyTuple_CheckExact(words)) {
-    PyErr_SetString(PyExc_TypeError, "set_readonly_words takes a tuple");
-    return NULL;
-  }
-  Py_INCREF(words);
-  Py_XSETREF(readonly_words, words);
-  Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(set_refused_doc,
-             "set_refused(function, /)\n--\n\n"
-             "Register what is called with a function, the names of keywords or None, and the "
-             "exception that it raised.");
-
-static PyObject* set_refused(PyObject* module, PyObject* function) {
-  Py_INCREF(function);
-  Py_XSETREF(refused, function);
-  Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(
     set_traced_doc,
     "set_traced(function, /)\n--\n\n"
@@ -586,11 +553,9 @@ static PyObject* add_host(PyObject* module, PyObject* device) {
 }
 
 static PyMethodDef fast_path_functions[] = {
-    {"add_host", add_host, METH_O, add_host_doc},
-    {"set_traced", set_traced, METH_O, set_traced_doc},
-    {"set_refused", set_refused, METH_O, set_refused_doc},
-    {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},
-    {NULL, NULL, 0, NULL},
+    PY_ONE(add_host),
+    PY_ONE(set_traced),
+    PY_END,
 };
 
 int py_fast_path_init(PyObject* module) {

@@ -75,9 +75,8 @@ static PyObject* tensor_new(PyObject* module, PyObject* args) {
   }
   DLManagedTensorVersioned* made;
   int status = dlx_managed_new(&like, flags, owner, py_release_object, &made);
-  if (status != DLX_OK) return py_raise(status, NULL);
-  Py_INCREF(owner);
-  return py_tensor_wrap(made);
+  if (status == DLX_OK) Py_INCREF(owner);
+  return py_tensor_result(status, made);
 }
 
 PyDoc_STRVAR(tensor_view_doc,
@@ -114,8 +113,7 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
     status = dlx_managed_new(&like, flags, both, py_release_object, &made);
     if (status != DLX_OK) Py_DECREF(both);
   }
-  if (status != DLX_OK) return py_raise(status, NULL);
-  PyObject* view = py_tensor_wrap(made);
+  PyObject* view = py_tensor_result(status, made);
   if (view) py_tensor_follow((TensorObject*)view, (TensorObject*)tensor, base);
   return view;
 }
@@ -135,22 +133,17 @@ static int copied(const DLTensor* from, uint64_t flags, int keep_order,
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {
   enum { FEW = 1 << 14 /* bytes that move in less time than the GIL takes to change hands */ };
   const DLTensor* t = &from->dl_tensor;
-  /* The copied flag describes a hand-over, not the memory: the code that hands over sets it. */
-  uint64_t flags =
-      from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
-  DLManagedTensorVersioned *held, *fresh = NULL;
+  uint64_t flags = py_fresh_flags(from);
+  DLManagedTensorVersioned* fresh = NULL;
   int status = dlx_host_readable(t->device.device_type) ? DLX_OK : DLX_E_DEVICE;
   if (status == DLX_OK && dlx_nbytes(t, flags) <= FEW) {
     status = copied(t, flags, keep_order, &fresh);
   } else if (status == DLX_OK) {
-    /* Without the GIL another thread may drop the last reference to the tensor: hold it meanwhile.
-     */
-    if ((status = dlx_managed_share(from, t, from->flags, &held)) == DLX_OK) {
-      Py_BEGIN_ALLOW_THREADS
-        status = copied(t, flags, keep_order, &fresh);
-      Py_END_ALLOW_THREADS
-      dlx_managed_release(held);
-    }
+    dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
+    Py_BEGIN_ALLOW_THREADS
+      status = copied(t, flags, keep_order, &fresh);
+    Py_END_ALLOW_THREADS
+    py_managed_release(from);
   }
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
@@ -162,11 +155,8 @@ PyDoc_STRVAR(
     "dimensions kept. The GIL is released while bytes move.");
 
 static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "tensor_copy takes a tensor and a bool");
-    return NULL;
-  }
-  DLManagedTensorVersioned* m = py_tensor_managed(args[0]);
+  DLManagedTensorVersioned* m =
+      py_args("tensor_copy", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
   int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
   if (keep_order < 0) return NULL;
   m = py_managed_copy(m, keep_order);
@@ -246,8 +236,9 @@ PyDoc_STRVAR(
     "nobody else may know the list.");
 
 static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  PyObject* tensors = nargs == 1 || nargs == 2 ? args[0] : NULL;
-  if (tensors == NULL || !PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
+  if (!py_args("tensor_stack", nargs, 1, 2)) return NULL;
+  PyObject* tensors = args[0];
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
     PyErr_SetString(PyExc_TypeError, "tensor_stack takes a list with tensors in it");
     return NULL;
   }
@@ -301,11 +292,8 @@ PyDoc_STRVAR(
     "Return the DLX_INCOMPATIBLE_* bits between a tensor and the dlx_capabilities at an address.");
 
 static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "tensor_check takes a tensor and an address");
-    return NULL;
-  }
-  DLManagedTensorVersioned* m = py_tensor_managed(args[0]);
+  DLManagedTensorVersioned* m =
+      py_args("tensor_check", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
   const dlx_capabilities* consumer = m ? PyLong_AsVoidPtr(args[1]) : NULL;
   if (consumer == NULL) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no capabilities at address 0");
@@ -331,12 +319,8 @@ static PyObject* buffer_address(PyObject* module, PyObject* view) {
 }
 
 PyMethodDef py_make_functions[] = {
-    {"tensor_new", tensor_new, METH_VARARGS, tensor_new_doc},
-    {"tensor_view", tensor_view, METH_VARARGS, tensor_view_doc},
-    {"tensor_copy", (PyCFunction)(void (*)(void))tensor_copy, METH_FASTCALL, tensor_copy_doc},
-    {"tensor_stack", (PyCFunction)(void (*)(void))tensor_stack, METH_FASTCALL, tensor_stack_doc},
-    {"tensor_repack", tensor_repack, METH_O, tensor_repack_doc},
-    {"tensor_check", (PyCFunction)(void (*)(void))tensor_check, METH_FASTCALL, tensor_check_doc},
-    {"buffer_address", buffer_address, METH_O, buffer_address_doc},
-    {NULL, NULL, 0, NULL},
+    PY_VARARGS(tensor_new),   PY_VARARGS(tensor_view),
+    PY_FASTCALL(tensor_copy), PY_FASTCALL(tensor_stack),
+    PY_ONE(tensor_repack),    PY_FASTCALL(tensor_check),
+    PY_ONE(buffer_address),   PY_END,
 };

@@ -8,6 +8,13 @@
 int dlx_bind(uintptr_t module);
 PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
 
+static PyMethodDef* const builtins[] = {
+    py_hooks_functions,    py_capsule_functions, py_buffer_functions, py_make_functions,
+    py_within_functions,   py_adopt_functions,   py_cuda_functions,   py_arrow_functions,
+    py_exchange_functions, py_view_functions,    py_route_functions,  py_producer_functions,
+    py_stream_functions,   py_tree_functions,
+};
+
 /* The module as Python imports it. */
 #undef PyInit__ffi
 PyMODINIT_FUNC PyInit__ffi(void) {
@@ -16,7 +23,7 @@ PyMODINIT_FUNC PyInit__ffi(void) {
 
 PyDoc_STRVAR(bind_doc,
              "bind(module, /)\n--\n\n"
-             "Add every builtin and type to a module. Types, routes and spare memory exist once a "
+             "Add every builtin and type to a module. Types and routes exist once a "
              "process:\nImportError in any interpreter but the first that did so.");
 
 static PyObject* bind(PyObject* self, PyObject* module) {
@@ -32,23 +39,12 @@ static PyObject* bind(PyObject* self, PyObject* module) {
     return NULL;
   }
   first = here;
-  if (py_gil_open() < 0 || PyModule_AddFunctions(module, py_error_functions) < 0 ||
-      PyModule_AddFunctions(module, py_capsule_functions) < 0 ||
-      PyModule_AddFunctions(module, py_buffer_functions) < 0 ||
-      PyModule_AddFunctions(module, py_make_functions) < 0 ||
-      PyModule_AddFunctions(module, py_within_functions) < 0 ||
-      PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
-      PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
-      PyModule_AddFunctions(module, py_arrow_functions) < 0 || py_arrow_init() < 0 ||
-      py_capsule_init() < 0 || py_route_init() < 0 || py_producer_init() < 0 ||
-      PyModule_AddFunctions(module, py_exchange_functions) < 0 ||
-      PyModule_AddFunctions(module, py_describe_functions) < 0 ||
-      PyModule_AddFunctions(module, py_route_functions) < 0 ||
-      PyModule_AddFunctions(module, py_producer_functions) < 0 ||
-      PyModule_AddFunctions(module, py_stream_functions) < 0 ||
-      PyModule_AddFunctions(module, py_tree_functions) < 0 || py_tensor_init(module) < 0 ||
-      py_fast_path_init(module) < 0 || py_view_init(module) < 0)
+  if (py_gil_open() < 0 || py_names_init() < 0 || py_route_init() < 0 || py_producer_init() < 0 ||
+      py_tensor_init(module) < 0 || py_fast_path_init(module) < 0 || py_view_init(module) < 0)
     return NULL;
+  for (size_t i = 0; i < sizeof builtins / sizeof *builtins; i++) {
+    if (PyModule_AddFunctions(module, builtins[i]) < 0) return NULL;
+  }
   Py_RETURN_NONE;
 }
 

@@ -9,7 +9,6 @@
  * freed when no thread can be reading it any more. */
 
 #include "route.h"
-#include "core/hot.h"
 #include "core/thread_state.h"
 
 #include <pthread.h>
@@ -81,7 +80,7 @@ static unsigned assign_tag(PyTypeObject* type) {
   return tag_of(type);
 }
 
-DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
+py_route* py_route_find(PyTypeObject* type, PyObject* key) {
   py_route* r; /* the table is never full */
   for (size_t i = slot_of(type, key);
        (r = atomic_load_explicit(&table[i], memory_order_acquire)) != NULL;
@@ -108,7 +107,7 @@ PyObject* py_route_key(PyObject* to) {
   return known ? known : to;
 }
 
-DLX_HOT PyObject* py_ask(const py_question* q, PyObject* obj) {
+PyObject* py_ask(const py_question* q, PyObject* obj) {
   if (Py_TYPE(obj) == q->type) {
     if (q->get) return q->get(obj, q->closure);
     if (q->call) return q->call(obj, NULL);
@@ -131,7 +130,7 @@ static void route_free(py_route* r) {
 static _Atomic(uint64_t) now = 1;    /* counts what has left the table */
 static atomic_int is_anyone_unknown; /* a thread read without a state: nothing is freed any more */
 
-DLX_HOT void py_routes_begin(void) {
+void py_routes_begin(void) {
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) {
     atomic_store(&is_anyone_unknown, 1);
@@ -145,7 +144,7 @@ DLX_HOT void py_routes_begin(void) {
   atomic_thread_fence(memory_order_seq_cst);
 }
 
-DLX_HOT void py_routes_end(void) {
+void py_routes_end(void) {
   dlx_thread_state* own = dlx_own_state;
   if (own == NULL || own->nested == 0 || --own->nested) return;
   atomic_store_explicit(&own->since, 0, memory_order_release);

@@ -3,8 +3,6 @@
  * again. */
 
 #include "dlx_python.h"
-#include "core/hot.h"
-#include "core/thread_state.h"
 #include "gil.h"
 #include "threads.h"
 
@@ -17,7 +15,7 @@ static int release_later(void* object) {
 }
 #endif
 
-DLX_HOT void py_release_object(void* object) {
+void py_release_object(void* object) {
   int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
 #ifdef Py_GIL_DISABLED
   /* Another interpreter cannot run what frees it. If there is no room for the call, it leaks. */
@@ -29,13 +27,10 @@ DLX_HOT void py_release_object(void* object) {
   PyGILState_STATE state = PyGILState_LOCKED;
   /* The object's memory is gone or going: leaking is the only safe answer. */
   if (held ? !Py_IsInitialized() : !py_gil_take(&state)) return;
-  if (py_is_held(object)) { /* nothing is freed, so nothing runs */
+  if (py_is_held(object)) /* nothing is freed, so nothing runs */
     Py_DECREF((PyObject*)object);
-  } else {
-    py_pending pending = py_pending_save();
-    Py_DECREF((PyObject*)object);
-    py_pending_restore(pending);
-  }
+  else
+    py_drop(object);
   if (!held) PyGILState_Release(state);
 }
 
@@ -49,40 +44,21 @@ PyTypeObject py_tensor_type = {
     .tp_clear = py_tensor_clear,
 };
 
-static void reset(TensorObject* tensor) {
+TensorObject* py_tensor_alloc(void) {
+  TensorObject* tensor = PyObject_GC_New(TensorObject, &py_tensor_type);
+  if (tensor == NULL) return NULL;
   tensor->managed = NULL;
   tensor->weakrefs = NULL;
   tensor->ready = NULL;
   tensor->is_ordered = tensor->is_on_own_stream = 0;
-}
-
-/* A free list a thread, as CPython has for its own small types; the collector does not know what is
- * in it. */
-static inline TensorObject* take_spare(void) {
-  dlx_thread_state* own = dlx_own_state;
-  return own && own->n_spare ? own->spare[--own->n_spare] : NULL;
-}
-
-static inline int keep_spare(TensorObject* tensor) {
-  dlx_thread_state* own = dlx_own_state;
-  if (own == NULL || own->n_spare >= DLX_SPARE) return 0;
-  reset(tensor);
-  own->spare[own->n_spare++] = tensor;
-  return 1;
-}
-
-TensorObject* py_tensor_alloc(void) {
-  TensorObject* used = take_spare();
-  if (used) return (TensorObject*)PyObject_Init((PyObject*)used, &py_tensor_type);
-  TensorObject* tensor = PyObject_GC_New(TensorObject, &py_tensor_type);
-  if (tensor) reset(tensor);
   return tensor;
 }
 
 /* The Python object that this tensor alone keeps alive, or NULL: where others share the memory, the
  * collector cannot see who they are. Owns: borrowed. */
 static inline PyObject* sole_owner(const TensorObject* tensor) {
-  return tensor->managed ? dlx_managed_owner(tensor->managed, py_release_object) : NULL;
+  const DLManagedTensorVersioned* made = tensor->managed;
+  return made && dlx_managed_is_sole(made) ? dlx_managed_owner(made, py_release_object) : NULL;
 }
 
 /* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
@@ -111,27 +87,25 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
   return made;
 }
 
-DLX_HOT void py_tensor_dealloc(PyObject* self) {
+void py_tensor_dealloc(PyObject* self) {
   TensorObject* tensor = (TensorObject*)self;
   PyObject_GC_UnTrack(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
     PyObject* owner = sole_owner(tensor);
     if (owner && py_is_held(owner)) { /* the usual case: nothing of it is freed, so nothing runs */
-      dlx_managed_disown(tensor->managed, owner);
+      dlx_managed_own(tensor->managed, NULL, NULL);
       dlx_managed_release(tensor->managed);
       Py_DECREF(owner);
     } else {
-      py_pending pending = py_pending_save(); /* a foreign deleter may run */
-      dlx_managed_release(tensor->managed);
-      py_pending_restore(pending);
+      py_managed_release(tensor->managed);
     }
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
-  if (!keep_spare(tensor)) PyObject_GC_Del(self);
+  PyObject_GC_Del(self);
 }
 
-DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
+PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) {
     dlx_managed_release(made);
@@ -142,6 +116,16 @@ DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   PyObject* owner = sole_owner(tensor);
   if (owner && PyObject_IS_GC(owner)) PyObject_GC_Track(tensor);
   return (PyObject*)tensor;
+}
+
+PyObject* py_tensor_result(int status, DLManagedTensorVersioned* made) {
+  return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+}
+
+void py_managed_release(DLManagedTensorVersioned* made) {
+  py_pending pending = py_pending_save();
+  dlx_managed_release(made);
+  py_pending_restore(pending);
 }
 
 dlx_ready* py_tensor_ready(TensorObject* tensor) {

@@ -24,8 +24,6 @@ typedef struct {
  * None, a weak reference to the view, whether it is inside another). */
 enum { N_FAST = 8 };
 
-static PyObject *missed_name, *touch_name, *back_name, *same_as_name; /* interned */
-
 /* Whether a key is what `getter` and `unchanged` are asked for. */
 static int is_plain_key(PyObject* key) {
   if (!PyLong_CheckExact(key)) return PyUnicode_CheckExact(key);
@@ -93,7 +91,7 @@ static PyObject* name_of(PyObject* element, PyObject* identity) {
   if (number >= 0)
     name = PyLong_FromLongLong(~number);
   else
-    name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, same_as_name, told);
+    name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, py_name_same_as, told);
   Py_DECREF(told);
   return name;
 }
@@ -130,7 +128,7 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
   if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
   PyObject *callable = PyTuple_GET_ITEM(fast, 0), *to = PyTuple_GET_ITEM(fast, 1);
-  PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), back_name);
+  PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), py_name_back);
   Py_XDECREF(back);
   if (back != Py_None) return NULL;
   PyObject *name = name_of(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
@@ -154,19 +152,14 @@ PyDoc_STRVAR(convert_slot_doc,
 
 /* Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an exception. */
 static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 4 || !PyDict_CheckExact(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "convert_slot takes a dict, View._fast, a key, an element");
-    return NULL;
-  }
+  if (!py_args("convert_slot", nargs, 4, 4)) return NULL;
+  if (!PyDict_CheckExact(args[0])) return PyErr_Format(PyExc_TypeError, "the slots are a dict");
   PyObject* result = convert_new(args[0], args[1], args[2], args[3]);
   if (result || PyErr_Occurred()) return result;
   Py_RETURN_NONE;
 }
 
-static PyMethodDef view_functions[] = {
-    {"convert_slot", (PyCFunction)(void (*)(void))convert_slot, METH_FASTCALL, convert_slot_doc},
-    {NULL, NULL, 0, NULL},
-};
+PyMethodDef py_view_functions[] = {PY_FASTCALL(convert_slot), PY_END};
 
 /* Convert the source's element at a key that has no slot. Owns, GIL, Errors: as convert_new. */
 static PyObject* convert_at(SlotsObject* view, PyObject* key) {
@@ -208,7 +201,7 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
     }
   }
   if (PyErr_Occurred() && py_error_forget() < 0) return NULL; /* of is_tracing: said again by: */
-  return PyObject_CallMethodOneArg(self, missed_name, key);
+  return PyObject_CallMethodOneArg(self, py_name_missed, key);
 }
 
 /* The same by number, so that C takes a view for a sequence. */
@@ -246,7 +239,7 @@ static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) 
   Py_XDECREF(fast);
   if (result) return result;
   if (py_error_forget() < 0) return NULL; /* raised again, with its path, by: */
-  return PyObject_CallMethodObjArgs((PyObject*)view, touch_name, key, element, NULL);
+  return PyObject_CallMethodObjArgs((PyObject*)view, py_name_touch, key, element, NULL);
 }
 
 /* The next element of the source's iterator, and its number. Another thread that asks meanwhile
@@ -380,47 +373,10 @@ static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
   return 0;
 }
 
-static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
-  SlotsObject* self = (SlotsObject*)object;
-  Py_VISIT(self->source);
-  Py_VISIT(self->slots);
-  Py_VISIT(self->fast);
-  Py_VISIT(self->handler);
-  Py_VISIT(self->scope);
-  Py_VISIT(self->path);
-  Py_VISIT(self->me);
-  Py_VISIT(self->is_tracing);
-  Py_VISIT(self->fixed);
-  Py_VISIT(self->getter);
-  Py_VISIT(self->unchanged);
-  return 0;
-}
-
-static int slots_clear(PyObject* object) {
-  SlotsObject* self = (SlotsObject*)object;
-  Py_CLEAR(self->slots);
-  Py_CLEAR(self->source);
-  Py_CLEAR(self->fast);
-  Py_CLEAR(self->handler);
-  Py_CLEAR(self->scope);
-  Py_CLEAR(self->path);
-  Py_CLEAR(self->me);
-  Py_CLEAR(self->is_tracing);
-  Py_CLEAR(self->fixed);
-  Py_CLEAR(self->getter);
-  Py_CLEAR(self->unchanged);
-  return 0;
-}
-
-static void slots_dealloc(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  slots_clear(object);
-  Py_TYPE(object)->tp_free(object);
-}
-
+/* All that a view holds; `_slots` first, so that it is cleared first. */
 static PyMemberDef slots_members[] = {
-    {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), READONLY, NULL},
     {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), READONLY, NULL},
+    {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), READONLY, NULL},
     {"_fast", T_OBJECT, offsetof(SlotsObject, fast), 0, NULL},
     {"_handler", T_OBJECT, offsetof(SlotsObject, handler), READONLY, NULL},
     {"_scope", T_OBJECT, offsetof(SlotsObject, scope), READONLY, NULL},
@@ -433,9 +389,29 @@ static PyMemberDef slots_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyObject** held(PyObject* view, const PyMemberDef* member) {
+  return (PyObject**)((char*)view + member->offset);
+}
+
+static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
+  for (const PyMemberDef* each = slots_members; each->name; each++) Py_VISIT(*held(object, each));
+  return 0;
+}
+
+static int slots_clear(PyObject* object) {
+  for (const PyMemberDef* each = slots_members; each->name; each++) Py_CLEAR(*held(object, each));
+  return 0;
+}
+
+static void slots_dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  slots_clear(object);
+  Py_TYPE(object)->tp_free(object);
+}
+
 static PyMethodDef slots_methods[] = {
     {"_results", slots_results, METH_NOARGS, slots_results_doc},
-    {NULL, NULL, 0, NULL},
+    PY_END,
 };
 
 PyDoc_STRVAR(slots_doc,
@@ -461,14 +437,7 @@ static PyTypeObject slots_type = {
 };
 
 int py_view_init(PyObject* module) {
-  missed_name = PyUnicode_InternFromString("_missed");
-  touch_name = PyUnicode_InternFromString("_touch");
-  back_name = PyUnicode_InternFromString("back");
-  same_as_name = PyUnicode_InternFromString("same_as");
   slots_type.tp_new = PyBaseObject_Type.tp_new; /* which refuses abstract classes */
-  if (!missed_name || !touch_name || !back_name || !same_as_name ||
-      PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0 ||
-      PyModule_AddFunctions(module, view_functions) < 0)
-    return -1;
+  if (PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0) return -1;
   return PyModule_AddObjectRef(module, "Slots", (PyObject*)&slots_type);
 }

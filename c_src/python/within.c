@@ -39,18 +39,6 @@ static int memory_of(PyObject* const* args, memory* m) {
   return -1;
 }
 
-/* Whether a tensor is right and in the memory as nearly all are: row-major, of whole bytes, not
- * empty. */
-static int is_simple(const memory* m, const numbers* n, const int64_t* shape) {
-  int64_t bytes = (int64_t)n->bits * n->lanes;
-  if (!n->is_row_major || bytes == 0 || bytes % 8) return 0;
-  bytes /= 8;
-  for (int i = 0; i < n->ndim; i++) {
-    if (shape[i] <= 0 || __builtin_mul_overflow(bytes, shape[i], &bytes)) return 0;
-  }
-  return bytes <= m->size - n->offset;
-}
-
 /* Make the tensor that the first of `left` bytes describe, and count those it took. Owns: the
  * caller owns the result, which holds the memory's owner. GIL: needed. Errors: NULL with an
  * exception. */
@@ -81,19 +69,15 @@ static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize
   };
   uint64_t flags = m->flags | n.flags;
   DLManagedTensorVersioned* made;
-  int status;
-  if (is_simple(m, &n, shape)) {
-    status = dlx_managed_trust(&like, flags, m->owner, py_release_object, &made);
-  } else if ((status = dlx_validate(&like, flags)) == DLX_OK) {
-    int64_t low, high;
-    dlx_extent(&like, flags, &low, &high);
-    if (low < -n.offset || high > m->size - n.offset) {
-      PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
-      return NULL;
-    }
-    status = dlx_managed_new(&like, flags, m->owner, py_release_object, &made);
+  if (py_check(dlx_managed_new(&like, flags, m->owner, py_release_object, &made)) < 0) return NULL;
+  int64_t low, high;
+  dlx_extent(&made->dl_tensor, flags, &low, &high);
+  if (low < -n.offset || high > m->size - n.offset) {
+    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
+    dlx_managed_own(made, NULL, NULL);
+    dlx_managed_release(made);
+    return NULL;
   }
-  if (status != DLX_OK) return py_raise(status, NULL), NULL;
   Py_INCREF(m->owner);
   return made;
 }
@@ -148,8 +132,7 @@ PyDoc_STRVAR(
 static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
-  if (n != 5) return PyErr_Format(PyExc_TypeError, "expected 5 arguments");
-  if (memory_of(args, &m) < 0) return NULL;
+  if (!py_args("tensors_within", n, 5, 5) || memory_of(args, &m) < 0) return NULL;
   int failed = make_all(&m, &all);
   PyBuffer_Release(&m.numbers);
   if (failed) return NULL;
@@ -189,8 +172,7 @@ PyDoc_STRVAR(
 static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
-  if (n != 7) return PyErr_Format(PyExc_TypeError, "expected 7 arguments");
-  if (memory_of(args, &m) < 0) return NULL;
+  if (!py_args("arrays_within", n, 7, 7) || memory_of(args, &m) < 0) return NULL;
   PyObject* list = NULL;
   py_routes_begin();
   py_route* route = py_fast_path_route(args[5], &py_tensor_type, args[6]);
@@ -321,11 +303,6 @@ static PyObject* named(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_within_functions[] = {
-    {"tensors_within", (PyCFunction)(void (*)(void))tensors_within, METH_FASTCALL,
-     tensors_within_doc},
-    {"arrays_within", (PyCFunction)(void (*)(void))arrays_within, METH_FASTCALL, arrays_within_doc},
-    {"named", named, METH_VARARGS, named_doc},
-    {"tensors_extents", tensors_extents, METH_O, tensors_extents_doc},
-    {"tensors_numbers", tensors_numbers, METH_VARARGS, tensors_numbers_doc},
-    {NULL, NULL, 0, NULL},
+    PY_FASTCALL(tensors_within), PY_FASTCALL(arrays_within),  PY_VARARGS(named),
+    PY_ONE(tensors_extents),     PY_VARARGS(tensors_numbers), PY_END,
 };

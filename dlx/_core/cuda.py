@@ -237,7 +237,7 @@ def as_interface(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-native.set_tensor_cuda_interface(as_interface)
+native.register(cuda_interface=as_interface)
 
 pending: list[Callable[[], int]] = []
 """What else releases memory that is no longer in use, and says how many are; see `release_pending`."""

@@ -41,4 +41,4 @@ def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> N
         check_names(function, names)
 
 
-native.set_refused(_complete)
+native.register(refused=_complete)

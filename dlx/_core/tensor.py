@@ -9,7 +9,7 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi, lib
-from dlx._core.native import Tensor, set_tensor_reduce, set_tensor_repr
+from dlx._core.native import Tensor, register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx.errors import DeviceError
 
@@ -126,7 +126,7 @@ def _repr(tensor: Tensor) -> str:
     return f"dlx.Tensor({', '.join([*parts, values] if values else parts)})"
 
 
-set_tensor_repr(_repr)
+register(represent=_repr)
 
 # ---- pickles and copies: the bytes, out of band where protocol 5 allows, and what describes them
 
@@ -191,4 +191,4 @@ def tensor_from(
     return tensor
 
 
-set_tensor_reduce(reduced)
+register(reduce=reduced)

@@ -24,7 +24,7 @@ from dlx._registry.lookup import container_of, is_plain
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx._support.reflect import exception_text, foreign_error, type_name
-from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
+from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, classes_of, look_up
 from dlx.adapter.declarations import Container, FastPath, Layout, Placement
 from dlx.errors import DlxError
 
@@ -223,7 +223,9 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         handler = container_of(kind)
         if handler is lookup.ARROW:
             return Route(children=functools.partial(native.arrow_columns, arrow.method_of(kind)))
-        return None if handler is None else _container(handler, target)
+        if handler is None:
+            return Route(is_root_only=True) if is_plain(kind) else None
+        return _container(handler, target)
     given = source.fast_path
     is_own_table = source is EXCHANGE
     if given is None or not (is_own_table or producer is not None or takes_fast_path(source, kind)):
@@ -260,7 +262,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         produces_on=_told(source),
         consumes_on=_told(adapter) if by_table or load is not None else None,
         exports=False if producer is not None else given.exchange() if given.exchange is not None else None,
-        target=None if adapter is TENSOR else adapter.classes()[0],
+        target=None if adapter is TENSOR else classes_of(adapter)[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
         copy=_copies(source, target) if is_same else None,

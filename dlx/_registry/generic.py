@@ -75,6 +75,7 @@ class TensorAdapter(Described):
     name = "dlx"
     package = "dlx"
     types = ("dlx.Tensor",)
+    _classes = (Tensor,)
     protocols = ("__dlpack__",)
     devices = _NoDevice()
     fast_path = FastPath(types=("dlx.Tensor",), describe=_tensor_info)
@@ -88,9 +89,6 @@ class TensorAdapter(Described):
         ),
     )
     streams = StreamSupport(ready=lambda obj, tensor: None)
-
-    def classes(self) -> tuple[type, ...]:
-        return (Tensor,)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return obj  # type: ignore[no-any-return]
@@ -295,14 +293,11 @@ class ArrowTarget(Adapter):
 
     name = "arrow"
     package = "dlx"
-    display_name = "array"
+    _classes = (Tensor,)
     immutable = True
     dtypes = DTypes("dlx", {name: name for name in ("bool", *arrow.NUMBERS)})
     taken = Capabilities(dtypes=frozenset(dtypes.names), min_ndim=1, keeps_readonly=True, copies=arrow.PACKED)
     fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
-
-    def classes(self) -> tuple[type, ...]:
-        return (Tensor,)
 
     def capabilities(self) -> Capabilities:
         return self.taken

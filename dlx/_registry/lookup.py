@@ -261,7 +261,7 @@ def _rule_of(kind: type) -> tuple[Any, Any, bool] | None:
     return None if more else (handler.flatten, handler.unflatten, handler.mutable)
 
 
-native.set_tree_rule(_rule_of)
+native.register(tree_rule=_rule_of)
 
 
 def what_is(kind: type) -> Container | Adapter | type | None:

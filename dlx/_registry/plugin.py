@@ -19,7 +19,7 @@ from typing import Any
 from dlx._core.types import DType
 from dlx._support.reflect import exception_text, message_of, safe_repr
 from dlx._version import __version__
-from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
+from dlx.adapter.base import Adapter, Devices, DTypes
 from dlx.adapter.declarations import (
     Container,
     FastPath,
@@ -193,7 +193,6 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
             if isinstance(adapter, type):
                 shown, fix = f"the class {adapter.__name__}", f"Give an instance: {adapter.__name__}()."
             raise PluginError(f"its dlx_adapters gave {shown}", fix=fix)
-        _check_version(plugin, adapter)
         _check_facts(adapter)
         if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
@@ -209,17 +208,6 @@ def _named(name: str, adapter: Adapter) -> bool:
     """Return whether an adapter is found by the name of an entry point: its own, or a package of its types."""
     types = [*adapter.types, *(each for container in adapter.containers for each in container.types)]
     return any(f"{each}.".startswith(f"{name}.") for each in (adapter.name, adapter.package, *types))
-
-
-def _check_version(plugin: Plugin, adapter: Adapter) -> None:
-    spoken = adapter.api
-    if not isinstance(spoken, int) or not OLDEST_API <= spoken <= API:
-        known = str(API) if OLDEST_API == API else f"{OLDEST_API} to {API}"
-        older = isinstance(spoken, int) and spoken < OLDEST_API
-        raise PluginError(
-            f"adapter {getattr(adapter, 'name', '?')!r} speaks API {spoken}, this dlx speaks {known}",
-            fix=f"Update {plugin.distribution if older else OURS}.",
-        )
 
 
 def _check_facts(adapter: Adapter) -> None:
@@ -276,7 +264,7 @@ def error_of(plugin: Plugin) -> PluginError:
         said = f"is gone: its entry point names the module {module}, and there is none"
         fix = f"Install {OURS} again." if plugin.distribution == OURS else f"Uninstall or repair {plugin.distribution}."
     elif _is_of_dlx(cause):
-        said = f"was written for another dlx than this one ({__version__}, adapter API {API}): {message_of(cause)}"
+        said = f"was written for another dlx than this one ({__version__}): {message_of(cause)}"
         fix = f"Update {OURS} or {plugin.distribution}."
     else:
         said = f"is broken: {' '.join(exception_text(cause, 240).split())}"

@@ -29,7 +29,7 @@ from dlx._support.locks import lock_of
 from dlx._support.module import set_module
 from dlx._support.reflect import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
 from dlx._support.text import one_line
-from dlx.adapter.base import Adapter, Container, look_up
+from dlx.adapter.base import Adapter, Container, classes_of, look_up, version_of
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
 __all__ = ["HELD", "Adapters", "Registry", "adapters", "registry"]
@@ -250,7 +250,7 @@ class Registry:
 
     def _classes(self, adapter: Adapter) -> tuple[type, ...]:
         try:
-            return adapter.classes()
+            return classes_of(adapter)
         except MemoryError:
             raise
         except Exception as error:  # a package that fails to look one of its own names up has no such type
@@ -356,7 +356,6 @@ class Registry:
             switches = switches_of(adapter)
             key = adapter, kind, switches
             if key not in self._ready:
-                adapter.initialize()
                 made = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has switched meanwhile
                     return made
@@ -430,7 +429,7 @@ def _import(adapter: Adapter) -> None:
 registry = Registry()
 """The registry of this process."""
 
-native.set_stream_keeper(registry.stream_keeper)
+native.register(stream_keeper=registry.stream_keeper)
 
 
 @set_module("dlx")
@@ -476,7 +475,7 @@ def _version(adapter: Adapter) -> str:
     if sys.modules.get(adapter.package) is None:
         return "(not imported)"
     try:
-        return adapter.version()
+        return version_of(adapter)
     except MemoryError:
         raise
     except Exception:  # of an adapter that is not dlx's

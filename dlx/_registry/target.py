@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -49,12 +50,14 @@ class Target:
         "storage",
         "switches",
         "varies",
+        "word",
     )
 
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage
-        self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
+        self.word = word_of(adapter)
+        self.arrays = f"{self.name} {self.word}s"  # what to call several of its arrays
         self._struct = as_struct(capabilities)
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then the fast path serves `FastPath.takes` only.
@@ -111,6 +114,12 @@ class Target:
         if not isinstance(copies, bool):
             known -= copies.keys()
         return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
+
+
+def word_of(adapter: Adapter) -> str:
+    """Return what messages call one array of a framework: "tensor" of ``torch.Tensor``, else "array"."""
+    words = re.findall("[A-Z][a-z]+", adapter.types[0].rpartition(".")[2]) if adapter.types else []
+    return words[-1].lower() if words and adapter.package != "dlx" else "array"
 
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:

@@ -39,9 +39,7 @@ from dlx.adapter.gradients import CompiledFunction, GradSupport, Operation
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
 __all__ = [
-    "API",
     "COMMON_DTYPES",
-    "OLDEST_API",
     "OWNER_BOUNDS",
     "Adapter",
     "ArrayInfo",
@@ -80,14 +78,6 @@ __all__ = [
     "viewed",
 ]
 
-API = 1
-"""Version of this contract, the newest that this dlx speaks. It changes only where an older adapter would go wrong:
-attributes and methods that are added have defaults, and those that an older dlx does not know are not read by it."""
-
-OLDEST_API = 1
-"""The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
-
-
 COMMON_DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
@@ -108,11 +98,40 @@ def installed_version(package: str) -> str:
     return metadata.version(names[0]) if names else ""
 
 
-def not_imported(package: str, target: str = "") -> FrameworkNotInstalledError:
-    """Return the error for a framework that is asked before it is imported."""
-    return FrameworkNotInstalledError(
-        f"{package} is not imported", target=target, fix=f"Import it first: import {package}."
-    )
+def version_of(adapter: Adapter) -> str:
+    """Return a framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it is not imported.
+    """
+    package = adapter.package
+    for module in (imported(package), sys.modules.get(package.partition(".")[0])):
+        version = getattr(module, "__version__", None)
+        if version is not None:
+            return str(version)
+    return installed_version(package) or "unknown"
+
+
+def classes_of(adapter: Adapter) -> tuple[type, ...]:
+    """Return the array types of an adapter whose modules are imported; importing nothing."""
+    found = (look_up(name) for name in adapter.types)
+    return adapter._classes or tuple(kind for kind in found if isinstance(kind, type))
+
+
+def imported(package: str) -> ModuleType:
+    """Return a package.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it is not imported.
+    """
+    module = sys.modules.get(package)
+    if module is None:
+        raise FrameworkNotInstalledError(f"{package} is not imported", fix=f"Import it first: import {package}.")
+    return module
 
 
 @set_module("dlx.adapter")
@@ -162,8 +181,7 @@ class DTypes:
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
-        if self.package not in sys.modules:
-            raise not_imported(self.package)
+        imported(self.package)
         pairs = ((DType(name), self.native(attribute)) for name, attribute in self.names.items())
         return {dtype: native_dtype for dtype, native_dtype in pairs if native_dtype is not None}
 
@@ -326,8 +344,6 @@ class Adapter:
 
     Attributes
     ----------
-    api
-        Version of the contract that the adapter was written for, as a number of its own; 1 where it does not say.
     name
         What users write: ``convert(x, to=name)``.
     package
@@ -336,8 +352,6 @@ class Adapter:
         What to tell a user who does not have it: ``pip install ...``.
     types
         Importable names of array types, most general ones; tested with `issubclass` once per type.
-    display_name
-        What its users call one of its arrays, for messages.
     immutable
         Whether its arrays count as read-only whatever they say.
     root_only
@@ -371,12 +385,10 @@ class Adapter:
         say.
     """
 
-    api: int = 1  # never changes: an adapter that does not say was written for version 1
     name: str
     package: str
     install: str = ""
     types: tuple[str, ...] = ()
-    display_name: str = "array"
     immutable: bool = False
     root_only: bool = False
     namespaces: tuple[str, ...] = ()
@@ -394,6 +406,8 @@ class Adapter:
     placement: Placement | None = None
     writes: WriteTracking | None = None
     gradients: GradSupport | None = None
+
+    _classes: tuple[type, ...] = ()  # of an adapter of dlx whose types cannot be looked up by name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -431,16 +445,11 @@ class Adapter:
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
-    def initialize(self) -> None:
-        """Get the framework, which is imported, ready for its first array; the default does nothing.
-
-        Called before `capabilities`, when it first becomes a target; perhaps more than once.
-        """
-
     def capabilities(self) -> Capabilities | None:
-        """State what the framework takes as it is. None, the default: it cannot be a target.
+        """State what the framework, which is imported, takes as it is. None, the default: it cannot be a target.
 
-        What `known_issues` lower is not left out here: dlx does that.
+        Called when it first becomes a target: get it ready here if it needs that. dlx applies what `known_issues`
+        lower.
         """
         return None
 
@@ -483,39 +492,15 @@ class Adapter:
         """
         return None
 
-    # ---- helpers for subclasses -----------------------------------------------------------------------------------
-
-    def module(self) -> ModuleType:
-        """Return the framework's package.
-
-        Raises
-        ------
-        FrameworkNotInstalledError
-            If it has not been imported yet.
-        """
-        found = sys.modules.get(self.package)
-        if found is None:
-            raise not_imported(self.package, self.name)
-        return found
-
-    def version(self) -> str:
-        """Return the framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``."""
-        version = getattr(self.module(), "__version__", None)
-        return str(version) if version is not None else installed_version(self.package) or "unknown"
-
-    def classes(self) -> tuple[type, ...]:
-        """Return those of `types` whose modules are imported; importing nothing."""
-        found = (look_up(name) for name in self.types)
-        return tuple(kind for kind in found if isinstance(kind, type))
+    # ---- for subclasses to read -----------------------------------------------------------------------------------
 
     @functools.cached_property
     def lowered(self) -> dict[str, Any]:
         """Facts that the known issues of the installed version change."""
-        changed: dict[str, Any] = {}
-        for issue in self.known_issues:
-            if issue.affects(self.version()):
-                changed.update(issue.lowers)
-        return changed
+        version = version_of(self)
+        return {
+            name: value for issue in self.known_issues if issue.affects(version) for name, value in issue.lowers.items()
+        }
 
 
 @set_module("dlx.adapter")

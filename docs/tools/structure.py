@@ -69,7 +69,7 @@ def graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 def c_names(text: str) -> set[str]:
     """Return the functions and variables that C source defines for other files; it is formatted by clang-format."""
-    top = r"(?m)^(?!(?:DLX_HOT )?static|INLINE|RARE|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
+    top = r"(?m)^(?!static|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
     functions = re.findall(top + r"(\w+)\([^;{}]*\) \{", text)
     return {*functions, *re.findall(top + r"(\w+)(?:\[\w*\])*(?: =|;)", text)}
 

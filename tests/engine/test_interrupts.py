@@ -179,13 +179,13 @@ def test_while_a_stream_is_looked_for(cuda, error):
     """Who keeps a consumer's stream alive is asked in Python, when device memory is given out."""
     source, own = dlx.empty((4,), "float32", "cuda:0"), cuda.stream()
     live = native.live()
-    native.set_stream_keeper(Once(error, registry.stream_keeper))
+    native.register(stream_keeper=Once(error, registry.stream_keeper))
     try:
         with pytest.raises(error, match="now"):
             source.__dlpack__(stream=own, max_version=(1, 0))
         assert native.live() == live
     finally:
-        native.set_stream_keeper(registry.stream_keeper)
+        native.register(stream_keeper=registry.stream_keeper)
 
 
 # ---- capsules --------------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
         with pytest.raises(MemoryError, match="now"):
             dlx.convert(tensor(Owner(64)), to="mylib")
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "classes", fail)
+        patch.setattr("dlx._registry.registry.classes_of", fail)
         with pytest.raises(MemoryError, match="now"):
             registry._classes(mylib.adapter)
     with monkeypatch.context() as patch:

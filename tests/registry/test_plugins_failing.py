@@ -32,6 +32,9 @@ HOOKS = [
 TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current",
         "placement.load", "placement.is_committed")  # fmt: skip
 
+UNCHECKED = ("load", "copy", "placement.load", "placement.is_committed", "devices.current")
+"""Hooks whose rubbish may end in an error of Python's: what they return is passed on."""
+
 PARTS = """\
     fast_path = FastPath(types)
     dtypes, devices = DTypes(name, {'float32': 'Array'}), Devices()
@@ -140,7 +143,7 @@ def test_a_failing_method_is_reported_by_dlx(tmp_path, np):
         if text not in ("fine", "planned", sound[what].replace("lib_nothing", name))
     }
     looked_up = {key for key, text in said.items() if f"BOOM in {hooks[key[0]]}" not in text}
-    assert {name for name, _ in looked_up} <= {"lib_classes"}  # types that cannot be looked up are none
+    assert not looked_up
     for hook in TOLD:
         assert any(name == module_of(hook) for name, _ in said), hook
 
@@ -178,8 +181,11 @@ class Odd:
 """
 
 
-def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
-    """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
+def test_a_process_survives_rubbish_from_any_hook(tmp_path, np):
+    """Each hook, whatever it returns: nothing dies or leaks, and nothing but arrays and numbers reaches the caller.
+
+    The conformance kit says which hook it is (`tests/testing/test_kit_answers.py`).
+    """
     site = Site(tmp_path)
     site.module("rubbish", RUBBISH_MODULE)
     hooks = [hook for hook in HOOKS if hook != "ownership.restore"]
@@ -190,18 +196,12 @@ def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
     names = [module_of(hook) for hook in hooks]
     in_a_loop = """
     import rubbish
-    def typed(name, what, call):
-        result = call()
-        lib = importlib.import_module(name)
-        if what in ("in", "in from numpy", "in by type", "in like", "same", "same copied", "same detached"):
-            assert isinstance(result, lib.Array), f"{what} gave {result!r}"
-        return result
     every = {}
     for text in RUBBISH:
         rubbish.value = eval(text, vars(rubbish))
         for name in NAMES:
             for what, call in of(name).items():
-                every[f"{text} {name} {what}"] = tell(lambda: typed(name, what, call))
+                every[f"{text} {name} {what}"] = tell(call)
     del call
     gc.collect()
     print(json.dumps([every, native.live()]))
@@ -210,16 +210,9 @@ def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
     start = textwrap.dedent(start).replace("found = {}", "import gc\nfrom dlx._core import native")
     code = f"NAMES, RUBBISH = {names}, {RUBBISH}\n" + start + textwrap.dedent(in_a_loop)
     found, live = json.loads(site.run(code))
-    assert not {key: said for key, said in found.items() if said.startswith("RAW")}
-    inside = ("AttributeError", "AssertionError", "KeyError", "IndexError")
-    assert not {key: said for key, said in found.items() if any(word in said for word in inside)}
+    raw = {key.split()[1] for key, said in found.items() if said.startswith("RAW")}
+    assert raw <= {module_of(hook) for hook in UNCHECKED}, {key: said for key, said in found.items() if "RAW" in said}
     assert live == 0
-    for hook in TOLD:
-        assert any(
-            "PluginError: " in said and f"{hook} of the adapter '{module_of(hook)}' gave" in said
-            for key, said in found.items()
-            if f"{module_of(hook)} " in key
-        ), hook
 
 
 def test_a_failing_restore_replaces_nothing(tmp_path):

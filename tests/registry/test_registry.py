@@ -230,7 +230,6 @@ BROKEN = {
     "not an adapter": lambda: [object()],
     "not iterable": lambda: 3,
     "nothing": lambda: [],  # noqa: PIE807 (a type cannot be marked)
-    "another API": lambda: [type("Future", (MyLib,), {"api": 99})()],
 }
 
 
@@ -257,30 +256,6 @@ def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
     with pytest.raises(PluginError) as info:
         registry.target("mylib")
     assert info.value.__cause__ is error
-
-
-def test_another_api_is_reported_with_both_numbers(monkeypatch, mylib):
-    """The message says which versions of the contract met."""
-    plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
-    with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
-        Registry({"mylib": "dlx_mylib"}).target("mylib")
-
-
-def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
-    """Adapters of each of them are taken; both ends of the range are in the message, and who is to be updated."""
-    from dlx._registry import plugin as plugins
-
-    monkeypatch.setattr(plugins, "OLDEST_API", 2)
-    monkeypatch.setattr(plugins, "API", 3)
-    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlxarray"), (2, None), (3, None)):
-        future = type("Future", (MyLib,), {"api": spoken})()
-        given = plugins.Plugin("dlx_mylib", None, "dlx-mylib")
-        if fix is None:
-            assert plugins.checked(given, [[future]]) == (future,)
-            continue
-        with pytest.raises(PluginError) as info:
-            plugins.checked(given, [[future]])
-        assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
 
 
 def test_an_unmarked_hook_is_reported(monkeypatch, mylib):
@@ -440,7 +415,7 @@ def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
         switches = ("allowed",)
 
         def capabilities(self):
-            return Capabilities(dtypes=self.module().allowed)
+            return Capabilities(dtypes=sys.modules[self.package].allowed)
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Changing()])
     registry, mylib.allowed = Registry({"mylib": "dlx_mylib"}), frozenset({"float32"})

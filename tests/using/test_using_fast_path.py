@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
+import dataclasses
 import gc
 import re
 import threading
@@ -72,6 +75,31 @@ class Turned(Unknown):
             self.__array_interface__ = self.array.__array_interface__
 
 
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass
+class Record:
+    """A container that is declared by its class."""
+
+    x: object
+    y: object = 3
+
+
+def shared():
+    """A list that holds one array, and one list, twice."""
+    array = np.arange(4, dtype="f4")
+    inner = [array, torch.ones(2)]
+    return [array, inner, {"again": inner, "n": 1}]
+
+
+def cyclic():
+    """A list that holds itself."""
+    made = [np.arange(4, dtype="f4")]
+    made.append(made)
+    return made
+
+
 def locked():
     """An array that must not be written to."""
     array = aligned()
@@ -105,6 +133,21 @@ MADE = {
     "list": lambda: [np.arange(4, dtype="f4"), 2],
     "tuple": lambda: (torch.ones(4), [np.ones(1, "f4")]),
     "type": lambda: np.ndarray,
+    "dtype": lambda: torch.float32,
+    "function": lambda: len,
+    "numbers": lambda: (1, (2, "text")),
+    "list of numbers": lambda: [1, 2.5, None],
+    "named numbers": lambda: Pair(1, 2),
+    "dict": lambda: {"a": torch.ones(2), 3: np.arange(4, dtype="f4"), "n": 1},
+    "nested": lambda: {"deep": [(np.arange(2.0), {"k": dlx.convert(aligned(), to="dlx")})], "f": len},
+    "ordered": lambda: collections.OrderedDict(b=np.arange(4, dtype="f4"), a=torch.ones(2)),
+    "named": lambda: Pair(np.arange(4, dtype="f4"), 3),
+    "record": lambda: Record(torch.ones(2), [np.arange(4, dtype="f4")]),
+    "set": lambda: {1, 2},
+    "shared": shared,
+    "cyclic": cyclic,
+    "of copies": lambda: [np.arange(4, dtype="f4")[::-1], torch.ones(2)],
+    "of gradients": lambda: (torch.ones(2, requires_grad=True),),
 }
 FOREIGN = {
     "jax": lambda: pytest.importorskip("jax.numpy").arange(4, dtype="float32"),
@@ -117,6 +160,23 @@ for _name, _make in FOREIGN.items():
         continue
     MADE[_name] = _make
 TARGETS = ["numpy", "torch", "dlx", *(name for name in FOREIGN if name in MADE)]
+
+
+def parts(obj):
+    """The keys and elements of a container of the tests; None of anything else."""
+    if isinstance(obj, Record):
+        return ["x", "y"], [obj.x, obj.y]
+    if isinstance(obj, dict):
+        return list(obj), list(obj.values())
+    return (None, list(obj)) if isinstance(obj, list | tuple) else None
+
+
+def arrays(obj, met=()):
+    """The arrays in a tree, each time they are met."""
+    found = parts(obj)
+    if found is None or any(obj is each for each in met):
+        return [obj] if isinstance(obj, np.ndarray | torch.Tensor) else []
+    return [each for part in found[1] for each in arrays(part, (*met, obj))]
 
 
 def plus(arg):
@@ -132,6 +192,8 @@ def fill(arg):
         arg.fill_(7)
     elif type(arg) is list:
         arg.append(9)
+    elif type(arg) is dict:
+        arg["new"] = 9
 
 
 BODIES = {
@@ -159,20 +221,39 @@ BODIES = {
     "unknown": lambda args: Unknown(),
     "not implemented": lambda args: NotImplemented,
     "types": lambda args: [type(arg).__name__ for arg in args],
+    "every array": lambda args: [array + 1 for arg in args for array in arrays(arg)],
+    "arrays": lambda args: {"in": tuple(arrays(args)), "n": (1, 2)},
+    "turned around": lambda args: [*reversed(parts(args[0])[1])] if parts(args[0]) else args[0],
+    "into a record": lambda args: Record(args[0], {"deep": Pair(plus(args[-1]), args)}),
+    "the inside": lambda args: parts(args[0])[1][-1] if parts(args[0]) else plus(args[0]),
+    "a part more": lambda args: fill(args[0]) or [args[0], args[-1], plus(args[0])],
+    "cycle": lambda args: [made := [plus(args[0])], made.append(made)][0],
     "write": lambda args: [fill(arg) for arg in args] and None,
     "write and return": lambda args: fill(args[0]) or args[0],
     "write and raise": lambda args: fill(args[0]) or 1 / 0,
 }
 
 
-def seen(value, args):
+def objects(args):
+    """What the arguments consist of: they, and all that is in them, each once."""
+    found = [*args]
+    for each in found:
+        for part in (parts(each) or ((), ()))[1]:
+            if all(part is not other for other in found):
+                found.append(part)
+    return found
+
+
+def seen(value, args, met=()):
     """What can be told of a value: which argument it is, else its type, its elements, and the memory that it shares."""
     for i, arg in enumerate(args):
         if value is arg:
             return f"argument {i}"
-    if isinstance(value, list | tuple | dict):
-        parts = value.values() if isinstance(value, dict) else value
-        return type(value), list(value) if isinstance(value, dict) else None, [seen(part, args) for part in parts]
+    if any(value is each for each in met):
+        return "cycle"
+    found = parts(value)
+    if found is not None:
+        return type(value), found[0], [seen(part, args, (*met, value)) for part in found[1]]
     if not isinstance(value, np.ndarray | torch.Tensor | dlx.Tensor):
         return type(value), value if isinstance(value, int | float | str) else None
     if getattr(value, "dtype", None) is not None and str(value.dtype).startswith("<U"):
@@ -191,13 +272,16 @@ def overlap(a, b):
         return None
 
 
-def contents(arg):
+def contents(arg, met=()):
     """What an argument holds."""
+    if any(arg is each for each in met):
+        return "cycle"
     if isinstance(arg, np.ndarray | torch.Tensor):
         return arg.tolist() if not getattr(arg, "is_sparse", False) else None
     if isinstance(arg, dlx.Tensor):
         return np.from_dlpack(arg).tolist()
-    return [contents(part) for part in arg] if isinstance(arg, list | tuple) else None
+    found = parts(arg)
+    return None if found is None else (found[0], [contents(part, (*met, arg)) for part in found[1]])
 
 
 def outcome(function, made, names):
@@ -211,15 +295,23 @@ def outcome(function, made, names):
         text = re.sub("0x[0-9a-f]+", "ADDRESS", str(error))
         found = type(error), getattr(error, "where", None), text, type(error.__cause__)
     else:
-        found = seen(result, values)
+        found = seen(result, objects(values))
     return found, [contents(arg) for arg in values]
+
+
+@contextlib.contextmanager
+def complete_way():
+    """Have calls take the complete way only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decorator, "specialized", lambda call, values: None)
+        yield
 
 
 def compare(to, body, made, names=(), method=False, **options):
     """Call both ways, the short one often enough to be learnt; fresh arguments each time."""
 
-    def plain(*args, **more):
-        return BODIES[body]((*args, *more.values()))
+    def plain(*args, default=(1, 2), **more):
+        return BODIES[body]((*args, *more.values()) or (default,))
 
     def bound(self, *args, **more):
         return plain(*args, **more)
@@ -232,8 +324,7 @@ def compare(to, body, made, names=(), method=False, **options):
     Turned.made = 0
     found = [outcome(short, made, names) for _ in range(3)]
     Turned.made = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decorator, "specialized", lambda call, values: None)
+    with complete_way():
         wanted = [outcome(complete, made, names) for _ in range(3 if Turned in made else 1)]
     assert found == (wanted if Turned in made else wanted * 3)
 

@@ -42,7 +42,6 @@ class Row:
     version: str = ""  # of the framework
     cause: str = ""  # first line of what is broken, or how to install what is missing
     details: str = ""  # the whole traceback
-    api: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # what the probe found
 
 
@@ -95,7 +94,7 @@ def _rows() -> list[Row]:
             row.details = "".join(traceback.format_exception(plugin.broken))
             continue
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
-        row.name, row.api = adapter.name, adapter.api
+        row.name = adapter.name
         try:
             found = adapter.package in sys.modules or _has(adapter.package)
         except Exception as error:  # a parent package that fails to import
@@ -218,6 +217,6 @@ def _paste(rows: list[Row]) -> str:
 def _document(row: Row, verbose: bool) -> dict[str, Any]:
     return {
         "name": row.name, "status": row.status, "version": row.version or None, "module": row.module,
-        "distribution": row.distribution, "adapter_api": row.api, "cause": row.cause or None,
+        "distribution": row.distribution, "cause": row.cause or None,
         **({"details": row.details} if verbose else {}), "facts": row.facts or None,
     }  # fmt: skip

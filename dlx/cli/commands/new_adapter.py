@@ -16,7 +16,6 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._version import __version__
-from dlx.adapter.base import API
 from dlx.cli.model import BadInput
 
 __all__ = ["run"]
@@ -29,7 +28,7 @@ EXPORT = '''
         raise NotImplementedError("return dlx.adapter.over_memory(address, shape, strides, dtype, device, owner=obj)")
 '''
 
-FROM_DLPACK = "return self.module().from_dlpack(tensor)"
+FROM_DLPACK = "import {package}\n\n        return {package}.from_dlpack(tensor)"
 NO_FROM_DLPACK = 'raise NotImplementedError("make an array over tensor.data_ptr that keeps the tensor alive")'
 
 
@@ -65,12 +64,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "module": f"dlx_{words}",
         "distribution": distribution,
         "dlx": __version__,
-        "api": API,
         "title": "".join(part.capitalize() for part in words.split("_")),
         "types": "".join(f'"{package}.{each}", ' for each in types).strip(),
         "dtypes": "\n".join(f'        "{each}": "{each}",' for each in dtypes),
         "export": "" if exports else EXPORT,
-        "load": FROM_DLPACK if loads else NO_FROM_DLPACK,
+        "load": FROM_DLPACK.format(package=package) if loads else NO_FROM_DLPACK,
     }
     files = {
         "pyproject.toml": "pyproject.tmpl",

@@ -6,13 +6,15 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._api.describe import describe
+from dlx._core.native import Tensor
 from dlx._core.types import SUBBYTE_PADDED, Device, DType
 from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
-from dlx.adapter.base import API, Adapter, look_up
+from dlx.adapter.base import Adapter, classes_of, look_up, version_of
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.testing.check import check
 from dlx.testing.subject import Broken, NotApplicable, Subject, adapter_of, attempt, error_line, must
+from dlx.testing.support.answers import check_answers
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 from dlx.typing import READONLY
@@ -106,13 +108,12 @@ def same(back: Any, source: Source, what: str) -> None:
 def adapter_contract(lib: Subject) -> None:
     """What the adapter declares can be looked up, and its dtypes and devices translate both ways."""
     adapter = own_of(lib)
-    must(adapter.api == API, f"it speaks API {adapter.api}, dlx speaks {API}")
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
-    must(str(adapter.version()), "it does not know its framework's version")
+    must(str(version_of(adapter)), "it does not know its framework's version")
     for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
-    must(not adapter.types or adapter.classes(), f"none of its types exists: {', '.join(adapter.types)}")
+    must(not adapter.types or classes_of(adapter), f"none of its types exists: {', '.join(adapter.types)}")
     dtypes, devices = adapter.dtypes, adapter.devices
     for name in (*dtypes.names, *dtypes.extension, *dtypes.storage):
         must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
@@ -125,6 +126,16 @@ def adapter_contract(lib: Subject) -> None:
         must(not strange, f"dtypes that dlx does not know: {strange}")
     host = devices.from_native(devices.to_native(Device("cpu")))
     must(host == Device("cpu"), f"the host becomes {host}")
+    tensor = None if stated is None else _taken(registry.target(lib.adapter))
+    if lib.make is not None:
+        check_answers(adapter, lib.array()[0], tensor)
+    elif tensor is not None:
+        check_answers(adapter, adapter.variant(tensor).load(tensor), tensor)
+
+
+def _taken(target: Any) -> Tensor | None:
+    """Return a tensor that a target takes as it is."""
+    return next((made for _, source in sources(target) if not target.check(made := tensor_of(source))), None)
 
 
 @check(kind="adapter", about="dtypes", severity="wrong")

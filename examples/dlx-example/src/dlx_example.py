@@ -53,7 +53,6 @@ NEGATED = Blocker("its values are the negatives of what is in memory (is_negated
 class ExampleAdapter(Adapter):
     """examplearray's arrays and bundles."""
 
-    api = 1
     name = package = "examplearray"
     install = "pip install dlx-example"
     types = ("examplearray.Array",)
@@ -130,7 +129,9 @@ class ExampleAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        import examplearray  # inside: nothing is imported before it is needed
+
+        return examplearray.from_dlpack(tensor)
 
     # ---- inside the framework ---------------------------------------------------------------------------------------
 
