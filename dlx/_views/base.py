@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from weakref import ref
 
 from dlx._core import native
@@ -88,6 +88,13 @@ class Options:
         self.to, self.strict, self.collect = to, strict, collect
 
 
+class Moved(NamedTuple):
+    """An object that has no slot, and its result, both referred to weakly."""
+
+    source: Callable[[], Any] | None  # None: the result is a view, which holds the object
+    result: Callable[[], Any]
+
+
 class Scope:
     """The objects converted by the views of one call, and their results.
 
@@ -101,7 +108,7 @@ class Scope:
     known
         Name of a source's object -> a slot that holds it and its result; a plain int is a slot of the root.
     moved
-        Name -> (the object, its result), weakly; for what has no slot, or lost it.
+        Name -> the object and its result, if it has no slot, or lost it.
     back
         Address of a result -> name; None until it is needed.
     root
@@ -114,7 +121,7 @@ class Scope:
         self.options = options
         self.known: dict[Any, Any] = {}
         self.root: Any = None
-        self.moved: dict[Any, tuple[Any, Any]] = {}
+        self.moved: dict[Any, Moved] = {}
         self.back: dict[int, Any] | None = None
         self._lock: threading.RLock | None = None
         self._full = 256  # sweep when it is that large
@@ -199,13 +206,14 @@ class Scope:
             if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
 
                 def remove(dead: Any) -> None:
-                    if moved.get(name, (None, None))[1] is dead:
-                        del moved[name]
+                    entry = moved.get(name)
+                    if entry is not None and entry.result is dead:
+                        moved.pop(name, None)
 
                 result = ref(new, remove)
         except TypeError:  # the result cannot be referred to weakly
             return
-        moved[name] = (source, result)
+        moved[name] = Moved(source, result)
         if self.back is not None:
             self.back[id(new)] = name
         self.sweep()
@@ -225,13 +233,10 @@ class Scope:
         slot = self._at(name)
         if slot is not None:
             return slot[1]
-        pair = self.moved.get(name)
-        if pair is None:
-            return None
-        new = pair[1]()
-        if pair[0] is None:  # a view, which holds it
-            return new
-        alive = pair[0]()
+        moved = self.moved.get(name)
+        if moved is None or moved.source is None:
+            return None if moved is None else moved.result()
+        new, alive = moved.result(), moved.source()
         return new if alive is obj or (alive is not None and name != id(obj)) else None
 
     def sweep(self) -> None:
@@ -241,8 +246,8 @@ class Scope:
         for name, entry in list(self.known.items()):
             if self._at(name) is None and self.known.get(name) is entry:
                 del self.known[name]
-        for name, pair in list(self.moved.items()):
-            if pair[1]() is None and self.moved.get(name) is pair:
+        for name, moved in list(self.moved.items()):
+            if moved.result() is None and self.moved.get(name) is moved:
                 del self.moved[name]
         self._full = 4 * max(len(self.known), len(self.moved)) + 256
         self.back = None
@@ -250,7 +255,7 @@ class Scope:
     def source_of(self, obj: Any) -> Any:
         """Return the source's own object for a result of this scope; anything else as it is."""
         if self.back is None:
-            alive = [(name, pair[1]()) for name, pair in list(self.moved.items())]
+            alive = [(name, moved.result()) for name, moved in list(self.moved.items())]
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
@@ -261,8 +266,10 @@ class Scope:
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
             return slot[0]
-        pair = self.moved.get(name)
-        source = pair[0]() if pair is not None and pair[0] is not None and pair[1]() is obj else None
+        moved = self.moved.get(name)
+        if moved is None or moved.source is None or moved.result() is not obj:
+            return obj
+        source = moved.source()
         return obj if source is None else source
 
 

@@ -86,11 +86,6 @@ class SequenceView(KeyedView, Sequence[T]):
             yield self._touch(i)
             i += 1
 
-    def __reversed__(self) -> Iterator[T]:
-        i = len(self._source)
-        while (i := i - 1) >= 0:
-            yield self[i]
-
     def _elements(self) -> Iterator[tuple[int, Any]]:
         """Yield (index, the source's element); of elements made anew, the cached results instead."""
         if self._handler.elements == "fresh":
