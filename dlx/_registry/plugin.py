@@ -34,20 +34,9 @@ from dlx.adapter.gradients import GradSupport
 from dlx.errors import DTypeError, PluginError
 
 __all__ = [
-    "BUILT_IN",
-    "FRAMEWORKS",
-    "OURS",
-    "TRACED",
-    "Plugin",
-    "allowed",
-    "checked",
-    "discover",
-    "error_of",
-    "install_of",
-    "normalized",
-    "own",
-    "strict",
-]
+    "BUILT_IN", "FRAMEWORKS", "OURS", "TRACED", "Plugin", "allowed", "checked", "discover", "error_of", "install_of",
+    "normalized", "own", "strict",
+]  # fmt: skip
 
 
 class Framework(NamedTuple):
