@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import ref
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
@@ -511,7 +512,7 @@ def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
 
     def describe(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
         kind: Any = type(obj)
-        name = _names.find(kind) or _names.keep(kind, type_name(kind))
+        name = _names.get(ref(kind)) or _names.keep(kind, type_name(kind))
         return ArrayInfo.of_tensor(tensor, framework, name, protocols)
 
     return describe

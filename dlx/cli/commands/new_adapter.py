@@ -48,8 +48,7 @@ addopts = "-p dlx.testing --dlx-adapter={package}"  # dlx's conformance kit, bes
 ADAPTER = '''\
 """The adapter by which dlx converts arrays of {package}."""
 
-import dlx
-from dlx.adapter import Adapter, Capabilities, DTypes
+from dlx.adapter import Adapter, Capabilities, DTypes, offer
 
 
 class {title}Adapter(Adapter):
@@ -71,10 +70,7 @@ class {title}Adapter(Adapter):
         {load}
 
 
-@dlx.hookimpl
-def dlx_adapters():
-    """Return the adapters of this plugin; dlx calls it when {package} is met first."""
-    return [{title}Adapter()]
+dlx_adapters = offer({title}Adapter())  # asked when {package} is met first
 '''
 
 EXPORT = '''
