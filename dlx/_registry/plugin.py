@@ -51,7 +51,7 @@ class Framework(NamedTuple):
     """The name by which users import it; no target, but understood."""
     is_target: bool = True
     is_traced: bool = False
-    """Whether its compiler traces Python code; `dlx._api.traced` is made for one."""
+    """Whether its compiler traces Python code; `dlx._engine.traced` is made for one."""
 
 
 FRAMEWORKS = {

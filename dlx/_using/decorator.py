@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from dlx._api.traced import leave_out
 from dlx._core.public import public
 from dlx._engine.executor import mark_written
 from dlx._engine.planner import Request
 from dlx._engine.request import check_flags, request_of
+from dlx._engine.traced import leave_out
 from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
