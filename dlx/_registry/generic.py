@@ -17,23 +17,15 @@ from dlx._protocols import arrow, dlpack, memory
 from dlx._registry.array_like import refusal, remedy
 from dlx._support.reflect import module_of, type_name
 from dlx.adapter.arrow import ArrowSource
-from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest
-from dlx.adapter.declarations import Arrays, Blocker, Capabilities, Container, FastPath, Layout, StreamSupport
+from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, tensor_info
+from dlx.adapter.declarations import Arrays, Blocker, Capabilities, FastPath, Layout, StreamSupport
+from dlx.adapter.files import file_handler
 from dlx.errors import ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 __all__ = [
-    "ARROW",
-    "ARROW_TARGET",
-    "BUFFER",
-    "CAPSULE",
-    "CUDA_INTERFACE",
-    "DLPACK",
-    "EXCHANGE",
-    "INTERFACE",
-    "TENSOR",
-    "Deferred",
-    "Described",
-]
+    "ARROW", "ARROW_TARGET", "BUFFER", "CAPSULE", "CUDA_INTERFACE", "DLPACK", "EXCHANGE", "INTERFACE", "TENSOR",
+    "Deferred", "Described",
+]  # fmt: skip
 
 
 class Described(Adapter):
@@ -58,10 +50,6 @@ class _NoDevice(Devices):
         return nullcontext()
 
 
-def _tensor_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    return ArrayInfo.of_tensor(tensor, framework, Tensor, TensorAdapter.protocols)
-
-
 class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
@@ -71,16 +59,8 @@ class TensorAdapter(Described):
     _classes = (Tensor,)
     protocols = ("__dlpack__",)
     devices = _NoDevice()
-    fast_path = FastPath(types=("dlx.Tensor",), describe=_tensor_info)
-    containers = (
-        Container(
-            types=("dlx._files.mapping.Archive",),
-            kind="mapping",
-            flatten=lambda archive: (list(archive), list(archive.values())),
-            elements="fresh",
-            falls_to=dict,
-        ),
-    )
+    fast_path = FastPath(types=("dlx.Tensor",), describe=tensor_info("__dlpack__"))
+    containers = (file_handler("dlx._files.mapping.Archive"),)
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
