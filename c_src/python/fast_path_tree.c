@@ -44,6 +44,10 @@ int py_tree_takes(PyTypeObject* type) {
   return is_tree(type);
 }
 
+int py_tree_passes(PyTypeObject* type) {
+  return is_plain_data(type);
+}
+
 /* Open a node whose children lie before `at`. */
 static node* entered(walk* w, PyObject* obj, const item* at) {
   Py_ssize_t first = w->n_items, end = at - w->items;
@@ -173,12 +177,42 @@ static outcome look_into(walk* w, Py_ssize_t which, int has_rule) {
   return has_rule ? enter_by_rule(w, child) : enter(w, child);
 }
 
+/* A child whose result is known. Owns: takes `result`. */
+static outcome add_known(walk* w, Py_ssize_t which, PyObject* result) {
+  PyObject* child = w->items[which].value;
+  visit* v = find(w, child);
+  outcome found = *v > 0 ? LEAVE : *v == 0 && need_leaves(w, 1) < 0 ? FAILED : DONE;
+  if (found == DONE && *v < 0) w->leaves[~*v].is_shared = 1;
+  if (found == DONE) w->items[which].link = *v < 0 ? *v : ~w->n_leaves;
+  if (found != DONE || *v < 0) {
+    Py_DECREF(result);
+    return found;
+  }
+  w->leaves[w->n_leaves] = (leaf){.obj = child, .result = result};
+  return remember(w, v, (visit)~w->n_leaves++) < 0 ? FAILED : DONE;
+}
+
+/* Ask the visitor about a child: whether it is done with, as by look_at, or an array. */
+static outcome ask(walk* w, Py_ssize_t which, int* is_array) {
+  PyObject *child = w->items[which].value, *found = NULL;
+  int action = w->visitor->look(w->visitor, child, &found);
+  *is_array = action == PY_CONVERTS;
+  if (action == PY_KNOWN) return add_known(w, which, found);
+  if (action != PY_ENTERS) return action < DONE ? (outcome)action : DONE;
+  Py_XSETREF(w->rule, found);
+  w->ruled = Py_TYPE(child);
+  return look_into(w, which, 1);
+}
+
 /* Say what a child is, and note it if it is new. */
 static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* to) {
   PyObject* child = w->items[which].value;
   PyTypeObject* type = Py_TYPE(child);
   if (is_plain_data(type)) return DONE;
   if (is_tree(type)) return look_into(w, which, 0);
+  int is_array = 0;
+  outcome asked = w->visitor ? ask(w, which, &is_array) : DONE;
+  if (w->visitor && !is_array) return asked;
   if (w->rule && w->ruled == type) return look_into(w, which, 1);
   py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
   if (route == NULL && PyErr_Occurred()) return FAILED;
@@ -217,7 +251,8 @@ static outcome flatten(walk* w, PyObject* callable, PyObject* root, PyObject* to
       w->n_stack--;
     }
   }
-  if (result == DONE && w->n_leaves == 0) return LEAVE; /* `to` has not been checked yet */
+  if (result == DONE && w->n_leaves == 0 && !w->visitor)
+    return LEAVE; /* `to` has not been checked yet */
   return result;
 }
 
@@ -265,6 +300,7 @@ static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
     leaf* l = &w->leaves[i];
     if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].obj);
+    if (l->route == NULL) continue;
     if (l->route->is_same) {
       if ((l->result = py_fast_path_same(l->route, l->obj, w->options)) == NULL) return leave();
     } else if (l->route->producer.names == NULL) {
@@ -283,7 +319,7 @@ static outcome borrow_all(walk* w) {
   if (w->capsules == NULL) return PyErr_NoMemory(), FAILED;
   for (Py_ssize_t i = 0; i < w->n_leaves && result == DONE; i++) {
     leaf* l = &w->leaves[i];
-    if (l->route->is_same || l->is_borrowed) continue;
+    if (l->route == NULL || l->route->is_same || l->is_borrowed) continue;
     result = borrowed(
         w, l, py_producer_borrow(l->route, l->obj, w->options, &l->resolvable, &w->capsules[i]));
   }
@@ -329,7 +365,8 @@ static outcome copy_all(walk* w) {
 static outcome copy_within(walk* w) {
   for (Py_ssize_t i = 0; w->options & DLX_COPIES && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->route->is_same && (l->result = py_fast_path_copied(l->route, l->result)) == NULL)
+    if (l->route && l->route->is_same &&
+        (l->result = py_fast_path_copied(l->route, l->result)) == NULL)
       return leave();
   }
   return DONE;
@@ -424,6 +461,45 @@ static int fill(const walk* w, const node* n, PyObject* made) {
   return 0;
 }
 
+/* Whether the results of a node's children are the children of another container of its type. No
+ * Python runs: keys are plain. */
+static int holds_results(const walk* w, const node* n, PyObject* own) {
+  Py_ssize_t count = n->end - n->first, i = 0, position = 0;
+  const item* first = &w->items[n->first];
+  if (Py_TYPE(own) != Py_TYPE(n->obj)) return 0;
+  PyObject *key, *value;
+  PY_LOCKED(own)
+  if (PyDict_CheckExact(own)) {
+    while (PyDict_GET_SIZE(own) == count && PyDict_Next(own, &position, &key, &value) &&
+           result_of(w, &first[i]) == value &&
+           (key == first[i + count].value ||
+            (Py_TYPE(key) == Py_TYPE(first[i + count].value) &&
+             PyObject_RichCompareBool(key, first[i + count].value, Py_EQ) == 1)))
+      i++;
+  } else if (PySequence_Fast_GET_SIZE(own) == count) {
+    while (i < count && PySequence_Fast_GET_ITEM(own, i) == result_of(w, &first[i])) i++;
+  } else {
+    i = -1;
+  }
+  PY_UNLOCKED()
+  return i == count;
+}
+
+/* Give the results to the visitor, of arrays before they move into containers. */
+static outcome note_arrays(walk* w) {
+  for (Py_ssize_t i = 0; w->visitor && w->visitor->note && i < w->n_leaves; i++) {
+    if (w->visitor->note(w->visitor, w->leaves[i].obj, w->leaves[i].result, 0) < 0) return FAILED;
+  }
+  return DONE;
+}
+
+static outcome note_containers(walk* w) {
+  for (Py_ssize_t i = 1; w->visitor && w->visitor->note && i < w->n_nodes; i++) {
+    if (w->visitor->note(w->visitor, w->nodes[i].obj, w->nodes[i].result, 1) < 0) return FAILED;
+  }
+  return DONE;
+}
+
 static outcome unflatten(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
     node* n = &w->nodes[i];
@@ -431,7 +507,11 @@ static outcome unflatten(walk* w) {
   }
   for (Py_ssize_t i = 0; i < w->n_order; i++) {
     node* n = &w->nodes[w->order[i]];
-    if (n->rule) {
+    PyObject* own =
+        w->visitor && w->visitor->own && !n->is_cyclic ? w->visitor->own(w->visitor, n->obj) : NULL;
+    if (own && !n->rule && holds_results(w, n, own)) {
+      n->result = Py_NewRef(own);
+    } else if (n->rule) {
       if ((n->result = make_by_rule(w, n)) == NULL) return leave();
     } else if (PyTuple_CheckExact(n->obj)) {
       n->result = make_tuple(w, n);
@@ -458,7 +538,7 @@ static void clean_up(walk* w) {
     else if (l->made)
       dlx_managed_release(l->made);
     if (w->capsules) Py_XDECREF(w->capsules[i]);
-    py_route_leave(l->route);
+    if (l->route) py_route_leave(l->route);
   }
   for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
     Py_XDECREF(w->nodes[i].result);
@@ -483,6 +563,11 @@ static void clean_up(walk* w) {
 }
 
 PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned options) {
+  return py_tree_visit(callable, root, to, options, NULL);
+}
+
+PyObject* py_tree_visit(PyObject* callable, PyObject* root, PyObject* to, unsigned options,
+                        py_visitor* visitor) {
   walk w;
   w.items = w.few_items;
   w.nodes = w.few_nodes;
@@ -496,6 +581,7 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned
   w.room_visits = 2 * FEW;
   w.has_producers = w.has_copies = w.has_devices = 0;
   w.options = options;
+  w.visitor = visitor;
   w.pairs.n = w.pairs.n_waited = 0;
   w.ruled = NULL;
   w.rule = NULL;
@@ -504,7 +590,8 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned
   PyObject* result = NULL;
   if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && order_all(&w) == DONE &&
       copy_within(&w) == DONE && copy_all(&w) == DONE &&
-      hand_over_all(&w, callable, root, to) == DONE && unflatten(&w) == DONE)
+      hand_over_all(&w, callable, root, to) == DONE && note_arrays(&w) == DONE &&
+      unflatten(&w) == DONE && note_containers(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   else if (!PyErr_Occurred())
     leave_capsules(&w);

@@ -29,8 +29,8 @@ typedef struct {
 } node;
 
 typedef struct {
-  PyObject* obj; /* borrowed from an item */
-  py_route* route;
+  PyObject* obj;   /* borrowed from an item */
+  py_route* route; /* NULL = its result was known */
   union {
     DLManagedTensorVersioned* made; /* where it is borrowed, not yet handed over */
     PyObject* result; /* else; strong, or NULL; moved into the new container where it stands once */
@@ -59,6 +59,7 @@ typedef struct {
   int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
   int has_devices;               /* some are in device memory */
   unsigned options;              /* of the call */
+  py_visitor* visitor;           /* or NULL */
   py_stream_pairs pairs;         /* of these; none is noted before there is one */
   PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
   PyObject* rule;      /* its rule; strong, or NULL */

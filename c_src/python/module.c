@@ -47,7 +47,7 @@ static PyObject* bind(PyObject* self, PyObject* module) {
       PyModule_AddFunctions(module, py_producer_functions) < 0 ||
       PyModule_AddFunctions(module, py_stream_functions) < 0 ||
       PyModule_AddFunctions(module, py_tree_functions) < 0 || py_tensor_init(module) < 0 ||
-      py_fast_path_init(module) < 0 || py_view_init(module) < 0)
+      py_fast_path_init(module) < 0 || py_view_init(module) < 0 || py_arguments_init(module) < 0)
     return NULL;
   Py_RETURN_NONE;
 }

@@ -417,10 +417,42 @@ extern PyMethodDef py_stream_functions[];
 /* Whether objects of an exact type are trees that py_tree_run knows. */
 int py_tree_takes(PyTypeObject* type);
 
+/* Whether they are data that passes through and may stand anywhere. */
+int py_tree_passes(PyTypeObject* type);
+
 /* Convert a list, tuple or dict, or a container that has a rule. GIL: needed; may run Python.
  * Errors: NULL with an exception; NULL without one = ask Python, nothing was handed over. */
 PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned options);
 
+/* What is asked about objects that are neither plain data nor lists, tuples or dicts. */
+enum {
+  PY_FAILS = -1, /* an exception is set */
+  PY_LEAVE,      /* Python must convert the tree */
+  PY_PASSES,     /* it passes through */
+  PY_CONVERTS,   /* it is an array */
+  PY_ENTERS,     /* it is a container, *found its rule */
+  PY_KNOWN       /* *found is its result */
+};
+
+typedef struct py_visitor {
+  /* One of the above. Owns: the walker owns *found. GIL: needed; may run Python. */
+  int (*look)(struct py_visitor*, PyObject* obj, PyObject** found);
+  /* Is told the result of each array and container; or NULL. Errors: -1 with an exception. */
+  int (*note)(struct py_visitor*, PyObject* obj, PyObject* result, int is_container);
+  /* The container that stands for one if its children are the results of that one's; or NULL. Owns:
+   * borrowed. Errors: NULL, MemoryError may be set. */
+  PyObject* (*own)(struct py_visitor*, PyObject* container);
+} py_visitor;
+
+/* py_tree_run with a visitor; of a tree without arrays, too. */
+PyObject* py_tree_visit(PyObject* callable, PyObject* root, PyObject* to, unsigned options,
+                        py_visitor* visitor);
+
 extern PyMethodDef py_tree_functions[];
+
+/* ---- call/arguments.c ------------------------------------------------------------------------ */
+
+/* Add its functions to a module. GIL: needed. Errors: -1 with an exception. */
+int py_arguments_init(PyObject* module);
 
 #endif

@@ -42,7 +42,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["ARROW", "LIST", "TUPLE", "VIEW", "container_of", "is_built_in", "is_plain", "kind_of", "stamp", "what_is"]
+__all__ = ["ARROW", "LIST", "TUPLE", "VIEW", "container_of", "is_built_in", "is_plain", "kind_of", "rule_of", "stamp", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ def container_of(kind: type) -> Container | None:
     return None if late and _speaks(kind) else handler  # the attribute may have been added since
 
 
-def _rule_of(kind: type) -> tuple[Any, Any, bool] | None:
+def rule_of(kind: type) -> tuple[Any, Any, bool] | None:
     """Return how the fast path takes a container apart and makes a new one; None where the Python path has more to do.
 
     That is where the container's own code is called (what adapters declare, ``__dlx_tree__``), where a child has
@@ -261,7 +261,7 @@ def _rule_of(kind: type) -> tuple[Any, Any, bool] | None:
     return None if more else (handler.flatten, handler.unflatten, handler.mutable)
 
 
-native.set_tree_rule(_rule_of)
+native.set_tree_rule(rule_of)
 
 
 def what_is(kind: type) -> Container | Adapter | type | None:

@@ -20,7 +20,7 @@ import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import registry
-from dlx._using import decorator, fast_path
+from dlx._using import plan, wrappers
 from dlx.adapter import GradSupport
 from examples import examples
 
@@ -32,8 +32,8 @@ torch = pytest.importorskip("torch")
 def invocations(monkeypatch):
     """How many calls took the complete way."""
     made = []
-    complete = decorator.Invocation
-    monkeypatch.setattr(decorator, "Invocation", lambda *args: made.append(1) or complete(*args))
+    complete = wrappers.Invocation
+    monkeypatch.setattr(wrappers, "Invocation", lambda *args: made.append(1) or complete(*args))
     return made
 
 
@@ -303,7 +303,7 @@ def outcome(function, made, names):
 def complete_way():
     """Have calls take the complete way only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decorator, "specialized", lambda call, values: None)
+        patch.setattr(wrappers, "plan_of", lambda spec, function: None)
         yield
 
 
@@ -487,13 +487,13 @@ def test_types_that_cannot_be_keys_and_types_that_go(invocations):
     for _ in range(3):
         assert run(np.ones(1), Odd("A", (), {})()).tolist() == [2]
     kinds = []
-    for n in range(3 * decorator.MAX_KNOWN):
+    for n in range(3 * plan.MAX_KNOWN):
         kind = type(f"Kind{n}", (), {})
         kinds.append(weakref.ref(kind))
         assert run(np.ones(1), kind()).tolist() == [2]
         del kind
     gc.collect()
-    assert sum(kind() is not None for kind in kinds) <= decorator.MAX_KNOWN
+    assert sum(kind() is not None for kind in kinds) <= plan.MAX_KNOWN
 
 
 @pytest.mark.parametrize("error", [errors.ConversionError, KeyboardInterrupt, MemoryError])

@@ -1,0 +1,165 @@
+"""The caller's own objects: what is known by them when the function returns what it was passed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import Any
+
+from dlx._engine.failures import Failures
+from dlx._engine.planner import is_inside
+from dlx._engine.tree import Tree
+from dlx._protocols.arrow import Column
+from dlx._registry import generic
+from dlx._registry.lookup import is_plain, kind_of
+from dlx._registry.target import Target
+from dlx._support.reflect import derives
+from dlx._using.function_spec import Place
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+
+__all__ = ["CallTree", "Identity", "naming"]
+
+WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
+
+
+class CallTree(Tree):
+    """A flattened argument or result. What holds arrays of the function's own framework, such as a model, is kept."""
+
+    def __init__(
+        self,
+        root: Any,
+        handler: Container,
+        failures: Failures,
+        package: str,
+        whole: tuple[Any, ...] = (),
+        *,
+        strict: bool | None = False,
+    ) -> None:
+        self._package, self._whole = package, whole  # arguments that were passed unchanged are not flattened
+        super().__init__(root, handler, failures, strict=strict)
+
+    def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
+        return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
+
+    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
+        if any(obj is each for each in self._whole) or not generic.is_refused(obj, self._package):
+            return generic.strict_array_adapter(obj, None)
+        return super()._generic(obj, number, i)
+
+
+class Identity:
+    """The arrays and containers that were passed to a function, and the caller's own object for each.
+
+    Parameters
+    ----------
+    kept
+        Arguments that were passed as they are.
+    target
+        The function's framework. If it wraps an array anew on each access, an array is known by what it wraps.
+
+    Attributes
+    ----------
+    recorded
+        Where an argument is that the function's framework records for gradients; None if there is none.
+    """
+
+    def __init__(self, kept: tuple[Any, ...], target: Target) -> None:
+        self.kept = kept
+        self.recorded: Place | None = None
+        self._arrays: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in kept}
+        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, its keys and children
+        self._source, self._naming = target.source, naming(target)
+        self._named: dict[Any, Any] | None = None
+
+    def add(self, passed: Any, own: Any) -> None:
+        """Record what was passed for an array."""
+        self._arrays[id(passed)] = passed, own
+        self._named = None
+
+    def add_container(self, passed: Any, own: Any, keys: Any, children: list[Any]) -> None:
+        """Record what was passed for a container, with the caller's keys and children."""
+        known = self._containers.get(id(passed))
+        own = known[1] if known is not None and known[0] is passed else own  # a view represents its source
+        self._containers[id(passed)] = passed, own, keys, children
+
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Give (what was passed, the caller's own) of all arrays."""
+        yield from self._arrays.values()
+
+    def is_trivial(self) -> bool:
+        """Return whether the function got the caller's own arguments, no containers among them."""
+        return not self._containers and all(passed is own for passed, own in self._arrays.values())
+
+    def passed(self, array: Any) -> Any:
+        """Return what was passed that an array of a result is, or another wrapper of; None if there is none."""
+        found = self._arrays.get(id(array))
+        if found is not None and found[0] is array:
+            return array
+        if self._naming is None or kind_of(array) is not self._source:
+            return None
+        if self._named is None:
+            pairs = [passed for passed, _ in self._arrays.values() if kind_of(passed) is self._source]
+            self._named = {self._naming(each): each for each in pairs}
+        return self._named.get(self._naming(array))
+
+    def own(self, array: Any) -> Any:
+        """Return the caller's own array for one that was passed; of a column, whose caller has the table, itself."""
+        passed = self.passed(array)
+        own = array if passed is None else self._arrays[id(passed)][1]
+        return array if type(own) is Column else own
+
+    def stays(self, array: Any, target: Target | None) -> bool:
+        """Return whether an array was passed and is not converted; `target`: what ``returns=`` names."""
+        passed = self.passed(array)
+        if passed is None or target is None:
+            return passed is not None
+        own = self._arrays[id(passed)][1]
+        what = kind_of(own)
+        return not isinstance(what, Adapter) or is_inside(own, what, target)
+
+    def has_container(self, container: Any) -> bool:
+        """Return whether a container was passed."""
+        return id(container) in self._containers
+
+    def own_container(self, container: Any, keys: Any, children: list[Any], target: Target | None = None) -> Any:
+        """Return the caller's own container for one that was passed, if it holds the caller's own children; else None.
+
+        Parameters
+        ----------
+        container, keys, children
+            What the function returned, and the results of what it holds.
+        target
+            As in `stays`.
+        """
+        passed, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
+        if passed is not container or len(old) != len(children):
+            return None
+        if derives(type(container), Set):  # unordered
+            return own if {id(child) for child in children} == {id(child) for child in old} else None
+        if any(self.passed(child) is not None and not self.stays(child, target) for child in children):
+            return None
+        same = keys is None or all(map(_is_key, keys, old_keys or ()))
+        return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
+
+    def is_unchanged(self, container: Any, handler: Container, target: Target | None) -> bool:
+        """Return whether a container and all that it holds are the caller's own."""
+        if self.passed(container) is not None:
+            return True
+        known = self._containers.get(id(container))
+        if known is None or known[0] is not container:
+            return False
+        tree = CallTree(container, handler, Failures(""), "", self.kept, strict=None)
+        if not all(self.stays(array, target) for array in tree.arrays):
+            return False
+        stands = lambda *parts: self.own_container(*parts, target)  # noqa: E731
+        return tree.rebuild([self.own(array) for array in tree.arrays], "", stands) is known[1]
+
+
+def naming(target: Target) -> Any:
+    """Return what tells the wrappers of one array of a framework from those of others; None if each has one wrapper."""
+    return next((each.identity for each in target.source.containers if each.identity is not None), None)
+
+
+def _is_key(one: Any, other: Any) -> bool:
+    """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
+    return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))

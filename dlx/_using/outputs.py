@@ -1,0 +1,168 @@
+"""The way out: results of a call, for its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from dlx._api.convert import convert
+from dlx._core.native import FastPathFunction
+from dlx._core.types import Device
+from dlx._engine.batch import Batch
+from dlx._engine.executor import device_of
+from dlx._engine.failures import Failures
+from dlx._engine.planner import Request, is_inside
+from dlx._registry import generic
+from dlx._registry.lookup import TUPLE, kind_of
+from dlx._registry.registry import registry
+from dlx._registry.target import Target, is_committed
+from dlx._support.reflect import type_name
+from dlx._support.tracebacks import REFUSALS, shorten
+from dlx._using.function_spec import FunctionSpec, Place, tracked
+from dlx._using.identity import CallTree, Identity
+from dlx._views.factory import lazy_view
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+from dlx.errors import ConversionError, path_text
+
+__all__ = ["Caller", "Outputs", "fast_name"]
+
+HOST = Device("cpu")
+
+
+class Caller(NamedTuple):
+    """The framework of results, their device, and whether they are committed to it, as an argument is."""
+
+    target: Target
+    device: Device | None
+    committed: bool
+
+    @classmethod
+    def of(cls, spec: FunctionSpec, inside: Target, seen: Sequence[tuple[Adapter, Any, bool]]) -> Caller | None:
+        """Return where results go; None if they are not converted.
+
+        Parameters
+        ----------
+        spec, inside
+            The function, and its framework.
+        seen
+            (adapter, array, whether it is on the host for certain) of the arrays among the arguments.
+        """
+        if spec.returns is not None:
+            return cls(registry.target(spec.returns), None, True)
+        others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
+        if len(others) != 1:
+            return None
+        (adapter,) = others.values()
+        target = registry.ready(adapter)
+        if target is None:
+            return None
+        arrays = [(array, on_host) for source, array, on_host in seen if source is adapter]
+        held_there = [pair for pair in arrays if is_committed(adapter, pair[0])]
+        devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
+        devices.discard(None)
+        held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
+        # Results go to the device of its own arrays, unless the framework can be given nothing there.
+        device = device if device is None or held is None or device.type in held else None
+        return cls(target, device, bool(held_there))
+
+
+def fast_name(target: Target) -> Any:
+    """Return the name by which the fast path converts results to a target; NotImplemented if it cannot."""
+    is_known = target.adapter.fast_path is not None and registry.target(target.name) is target
+    return target.name if is_known else NotImplemented
+
+
+class Outputs:
+    """Converts what the function of one call returns.
+
+    Parameters
+    ----------
+    spec, inside
+        The function, and the options of the way in.
+    identity
+        What was passed.
+    caller
+        Where results go.
+    """
+
+    def __init__(self, spec: FunctionSpec, inside: Request, identity: Identity, caller: Caller | None) -> None:
+        self._spec, self._inside, self._identity, self._caller = spec, inside, identity, caller
+        self._named = None if caller is None or spec.returns is None else caller.target  # arguments become it, too
+
+    def returned(self, value: Any) -> Any:
+        """Convert a result for the caller."""
+        what = kind_of(value)
+        if self._caller is None and (what is None or self._identity.is_trivial()):
+            return value
+        if what is None and not generic.is_refused(value):
+            return value
+        request = None
+        if self._caller is not None:
+            detach = self._inside.detach and (self._identity.recorded is None or not self._spec.lazy)
+            target, device, committed = self._caller
+            request = Request(target, device, None, self._inside.readonly, detach, committed=committed)
+            if self._spec.lazy and isinstance(what, Container):
+                if not self._identity.is_unchanged(value, what, self._named):
+                    return self._view(value, request)
+        try:
+            if isinstance(what, Container):
+                return self._converted(value, what, request)
+            return self._converted((value,), TUPLE, request, wrapped=True)[0]
+        except REFUSALS as error:
+            shorten(error, own=False)
+            raise
+
+    def _view(self, value: Any, request: Request) -> Any:
+        """Return a lazy view of a container, which shows the caller's own arrays."""
+        identity = self._identity
+        known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
+        return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
+
+    def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
+        """Convert a container, or an array wrapped in one.
+
+        Without a request only arrays that were passed in are replaced, by the caller's own.
+        """
+        identity, target = self._identity, self._inside.target if request is None else request.target
+        failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
+        package, strict = self._inside.target.adapter.package, None if request is None else False
+        tree = CallTree(value, handler, failures, package, identity.kept, strict=strict)
+        results = [identity.own(array) for array in tree.arrays]
+        has_own = any(identity.has_container(container) for container, *_ in tree.containers())
+        has_own = has_own or any(own is not array for own, array in zip(results, tree.arrays, strict=True))
+        if not has_own and (request is None or not results):
+            return value  # it holds nothing of the caller's, and nothing to convert
+        if request is not None:
+            rest = [i for i, array in enumerate(tree.arrays) if not identity.stays(array, self._named)]
+            for i, new in zip(rest, self._batch(tree, results, rest, request).run(), strict=True):
+                results[i] = new
+        return tree.rebuild(results, target.name, lambda *parts: identity.own_container(*parts, self._named))
+
+    def _batch(self, tree: CallTree, results: list[Any], rest: list[int], request: Request) -> Batch:
+        """Return the conversion of some arrays of a result; a graph that it would cut is added to the failures."""
+        some = [results[i] for i in rest]
+        sources = [
+            source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
+            for i, array in zip(rest, some, strict=True)
+        ]
+        if self._identity.recorded is not None:
+            for i, array, source in zip(rest, some, sources, strict=True):
+                if tracked(source, array) and not is_inside(array, source, request.target):
+                    tree.failures.add(_cut(source, array, self._identity.recorded), tree.path(i))
+        name: Any = NotImplemented
+        if request.device is None or (request.device == HOST and request.target.adapter.placement is None):
+            name = fast_name(request.target)
+        fast_path = None if name is NotImplemented else cast("FastPathFunction", convert)
+        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, fast_path, name)
+
+
+def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:
+    """Return the error for a result that its framework records, as it does an argument, and that leaves it."""
+    root, path = at
+    what = path_text(path, root or "what was sent")
+    return ConversionError(
+        f"{source.name} records what becomes of {what}, and this result would lose its gradients",
+        source=type_name(type(array)),
+        fix="Say dlx.using(..., detach=True) to do without, detach it, or pass arrays of one framework only.",
+    )

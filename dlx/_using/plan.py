@@ -1,0 +1,145 @@
+"""The plan of the calls of one function: what `native.call_converted` needs to make them without Python.
+
+It converts arguments that share memory, calls the function and converts the result. What needs more, such as a copy of
+an argument, a device or an unusual container, is left to `Invocation` before anything is converted; a result that needs
+more is left to `Outputs`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+from dlx._api.convert import convert
+from dlx._core import native
+from dlx._core.native import FastPathFunction
+from dlx._engine.planner import Request
+from dlx._protocols import arrow
+from dlx._registry import generic
+from dlx._registry.array_like import refusal
+from dlx._registry.lookup import kind_of, rule_of, what_is
+from dlx._registry.registry import registry
+from dlx._support.reflect import is_key
+from dlx._using.function_spec import FunctionSpec
+from dlx._using.identity import Identity, naming
+from dlx._using.outputs import Caller, Outputs, fast_name
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+from dlx.errors import DlxError
+from dlx.typing import READONLY
+
+__all__ = ["MAX_KNOWN", "plan_of"]
+
+_PROTOCOLS = ("__dlpack__", "__dlpack_c_exchange_api__", "__array_interface__", "__cuda_array_interface__")
+_ARRAYS = (arrow.Column, generic.Deferred, type(native.buffer_exchange()))
+MAX_KNOWN = 64  # types whose kinds are kept of one function
+
+
+def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
+    """Return the plan of a function's calls, see c_src/call/arguments.c; None if all are made by `Invocation`."""
+    try:
+        request = spec.request()
+        results = None if spec.returns is None else fast_name(registry.target(spec.returns))
+    except DlxError:  # which the call raises
+        return None
+    if request.device is not None or request.stream is not None or results is NotImplemented:
+        return None
+    kinds = _Kinds(spec, request)
+    return (
+        function,
+        cast("FastPathFunction", convert),
+        spec.to,
+        kinds.known,
+        kinds.learn,
+        spec.skipped,
+        results,
+        READONLY.index(request.readonly),
+        request.detach,
+        spec.lazy,
+        naming(request.target),
+        functools.partial(_finish, spec, request),
+        functools.partial(_locate, spec),
+    )
+
+
+class _Kinds:
+    """How the arguments and results of a function are treated, by their types."""
+
+    def __init__(self, spec: FunctionSpec, request: Request) -> None:
+        self._spec, self._target = spec, request.target
+        self.known: dict[type, Any] = {}
+
+    def learn(self, kind: type) -> Any:
+        """Return the kind of a type, and keep it."""
+        found = self._find(kind)
+        if is_key(kind):
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[kind] = found
+        return found
+
+    def _find(self, kind: type) -> Any:
+        what = what_is(kind)
+        if what is kind:  # only the object can tell
+            return self._of_unknown(kind)
+        if isinstance(what, Adapter):
+            return self._of_array(kind, what)
+        if not isinstance(what, Container):
+            return None
+        if what.holds == self._target.name and what.falls_to is not None:
+            return what.flatten, what.holds
+        return rule_of(kind) or False
+
+    def _of_array(self, kind: type, adapter: Adapter) -> Any:
+        is_inside = adapter is self._target.source
+        if is_inside and self._target.kind not in (None, kind):
+            return False
+        target = None if is_inside else registry.ready(adapter)
+        is_tracked = None
+        if adapter.gradients is not None and self._spec.detach is None and (is_inside or not _is_guarded(adapter)):
+            is_tracked = adapter.gradients.is_tracked
+        is_committed = None if adapter.placement is None else adapter.placement.is_committed
+        return adapter, is_inside, None if target is None else fast_name(target), is_tracked, is_committed
+
+    def _of_unknown(self, kind: type) -> Any:
+        """Return the kind of a type that no adapter lists, and that is neither a container nor plain data."""
+        refused = refusal(kind)
+        if refused is not None and self._target.adapter.package not in refused.frameworks:
+            return False
+        is_array = arrow.speaks(kind) or any(hasattr(kind, name) for name in _PROTOCOLS)
+        return False if is_array or kind in _ARRAYS or generic.is_proxy(kind) else ...
+
+
+def _is_guarded(source: Adapter) -> bool:
+    """Return whether the fast path exports no array that is recorded: by a guard, or since those have another type."""
+    guards = source.fast_path.guards if source.fast_path is not None else ()
+    by_type = source.gradients is not None and source.gradients.by_type
+    return by_type or any(each.blocker is not None and each.blocker.option for each in guards)
+
+
+def _finish(spec: FunctionSpec, request: Request, args: Any, options: Any, pairs: list[Any], result: Any) -> Any:
+    """Convert a result the complete way; `pairs`: (what was passed, the caller's own, whether it is a container)."""
+    identity, seen = Identity(args[: spec.skipped], request.target), []
+    for passed, own, is_container in pairs:
+        what = kind_of(own)
+        if is_container:
+            assert isinstance(what, Container)
+            identity.add_container(passed, own, *what.flatten(own))
+        else:
+            identity.add(passed, own)
+            if isinstance(what, Adapter):
+                seen.append((what, own, True))
+    return Outputs(spec, request, identity, Caller.of(spec, request.target, seen)).returned(result)
+
+
+def _locate(spec: FunctionSpec, error: Exception, args: Any, options: Any) -> None:
+    """Say in an error where it was: in the argument that its path begins with, or in the result if `args` is None."""
+    if not isinstance(error, DlxError) or not error.path:
+        return
+    number, *inside = error.path
+    n = 0 if args is None else len(args) - spec.skipped
+    if args is None:
+        root, first = "result", ()
+    else:
+        root, first = spec.place(number + spec.skipped) if number < n else ([*options][number - n], ())
+    error.root, error.path = root, (*first, *inside)

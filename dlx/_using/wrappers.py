@@ -1,0 +1,147 @@
+"""What `using` returns for each kind of function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+from dlx._api.convert import convert
+from dlx._core import native
+from dlx._core.native import FastPathFunction
+from dlx._engine.executor import mark_written
+from dlx._registry.generic import BUFFER
+from dlx._registry.lookup import kind_of
+from dlx._registry.registry import registry
+from dlx._using.call import Invocation
+from dlx._using.function_spec import FunctionSpec
+from dlx._using.plan import plan_of
+from dlx.adapter.base import Adapter
+
+__all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
+
+_borrow = cast("FastPathFunction", convert)._borrow
+
+
+def wrap_function(function: Any, spec: FunctionSpec) -> Any:
+    """Return a plain function that converts, by its plan if that is enough."""
+    known: tuple[Any, Any] = None, None  # generation of the registry, plan
+
+    def calling(*args: Any, **options: Any) -> Any:
+        nonlocal known
+        generation, plan = known
+        if generation != registry.generation:
+            generation = registry.generation
+            plan = plan_of(spec, function)
+            known = generation, plan
+        written = _written(spec, args, options) if spec.writes else ()
+        if plan is not None and written is not None:
+            result = None
+            try:
+                result = native.call_converted(plan, args, options)
+            finally:
+                if result is not plan:
+                    for source, array in written:
+                        mark_written(source, array)
+            if result is not plan:
+                return result
+        call = Invocation(spec, args, options)
+        with call.work.step():
+            with call:
+                result = function(*call.args, **call.options)
+            return call.returned(result)
+
+    return calling
+
+
+def _written(spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> list[tuple[Adapter, Any]] | None:
+    """Return the arrays that a function is declared to write to, each with its adapter; None if some need more care."""
+    found = []
+    values = [value for i, value in enumerate(args) if spec.is_written(i)]
+    values += [value for name, value in options.items() if spec.is_option_written(name)]
+    for value in values:
+        what = kind_of(value)
+        if isinstance(what, Adapter):
+            tensor = _borrow(value, "dlx", True)
+            if tensor is None or tensor.readonly:
+                return None
+            found.append((what, value))
+        elif what is not None or registry.producer(value) is BUFFER:
+            return None
+    return found
+
+
+def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
+    """Return a coroutine function that converts."""
+
+    async def awaiting(*args: Any, **options: Any) -> Any:
+        call = Invocation(spec, args, options)
+        with call:
+            result = await call.work.stepped(function(*call.args, **call.options))
+        with call.work.step():
+            return call.returned(result)
+
+    return awaiting
+
+
+def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
+    """Return an asynchronous generator function that converts."""
+
+    async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        call = Invocation(spec, args, options)
+        with call:
+            inner = function(*call.args, **call.options)
+            step: Any = functools.partial(inner.asend, None)
+            try:
+                while True:
+                    try:
+                        result = await call.work.stepped(step())
+                    except StopAsyncIteration:
+                        return
+                    with call.work.step():
+                        call.write_back()
+                        made = [call.returned(result)]
+                    try:
+                        sent = yield made.pop()  # keep no reference to it
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = functools.partial(inner.athrow, error)
+                    else:
+                        step = functools.partial(inner.asend, call.sent(sent))
+            finally:
+                await call.work.stepped(inner.aclose())
+
+    return streaming
+
+
+def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
+    """Return a generator function that converts."""
+
+    def yielding(*args: Any, **options: Any) -> Any:
+        call = Invocation(spec, args, options)
+        with call:
+            inner = function(*call.args, **call.options)
+            step: Callable[[], Any] = functools.partial(next, inner)
+            try:
+                while True:
+                    with call.work.step():
+                        try:
+                            result = step()
+                        except StopIteration as stop:
+                            return call.returned(stop.value)
+                        call.write_back()
+                        made = [call.returned(result)]
+                    try:
+                        sent = yield made.pop()  # keep no reference to it
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = functools.partial(inner.throw, error)
+                    else:
+                        step = functools.partial(inner.send, call.sent(sent))
+            finally:
+                with call.work.step():
+                    inner.close()
+
+    return yielding
