@@ -420,12 +420,13 @@ static PyObject* plain_container(call* c, PyObject* kind, PyObject* result) {
   return made;
 }
 
+/* What is of the target already stays as it is, with its graph. */
 static unsigned result_options(const call* c) {
   if (c->is_uncommitted) return DLX_SHARES | DLX_HOST_ONLY; /* a copy would be committed */
   long readonly = PyLong_AsLong(planned(c, READONLY));
   unsigned options = readonly == 1 ? DLX_KEEPS_READONLY : readonly ? DLX_UNMARKS : 0;
-  if (planned(c, DETACH) == Py_True) options |= DLX_EXAMINES | DLX_DETACHES;
-  if (planned(c, RESULTS) == Py_None) options |= DLX_EXAMINES | DLX_HOST_ONLY | DLX_NAMES_DEVICE;
+  if (planned(c, DETACH) == Py_True) options |= DLX_DETACHES;
+  if (planned(c, RESULTS) == Py_None) options |= DLX_HOST_ONLY | DLX_NAMES_DEVICE;
   return options;
 }
 

@@ -99,7 +99,7 @@ class Identity:
             return None
         if self._named is None:
             pairs = [passed for passed, _ in self._arrays.values() if kind_of(passed) is self._source]
-            self._named = {self._naming(each): each for each in pairs}
+            self._named = {name: each for each in pairs if (name := self._naming(each)) is not None}
         return self._named.get(self._naming(array))
 
     def own(self, array: Any) -> Any:
@@ -157,7 +157,9 @@ class Identity:
 
 def naming(target: Target) -> Any:
     """Return what tells the wrappers of one array of a framework from those of others; None if each has one wrapper."""
-    return next((each.identity for each in target.source.containers if each.identity is not None), None)
+    source = target.source
+    wrapping = (each for each in source.containers if each.elements == "same_as" and each.holds == source.name)
+    return next((each.identity for each in wrapping), None)
 
 
 def _is_key(one: Any, other: Any) -> bool:

@@ -66,12 +66,19 @@ class _Kinds:
     """How the arguments and results of a function are treated, by their types."""
 
     def __init__(self, spec: FunctionSpec, request: Request) -> None:
-        self._spec, self._target = spec, request.target
+        self._spec, self._target, self._generation = spec, request.target, registry.generation
         self.known: dict[type, Any] = {}
 
     def learn(self, kind: type) -> Any:
-        """Return the kind of a type, and keep it."""
-        found = self._find(kind)
+        """Return the kind of a type, and keep it unless an adapter was loaded meanwhile."""
+        try:
+            found = self._find(kind)
+        except (DlxError, MemoryError):
+            raise
+        except Exception:  # a class that raises when it is looked at
+            found = False
+        if registry.generation != self._generation:
+            return False
         if is_key(kind):
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
@@ -107,7 +114,7 @@ class _Kinds:
         if refused is not None and self._target.adapter.package not in refused.frameworks:
             return False
         is_array = arrow.speaks(kind) or any(hasattr(kind, name) for name in _PROTOCOLS)
-        return False if is_array or kind in _ARRAYS or generic.is_proxy(kind) else ...
+        return False if is_array or any(kind is each for each in _ARRAYS) or generic.is_proxy(kind) else ...
 
 
 def _is_guarded(source: Adapter) -> bool:
