@@ -9,11 +9,11 @@ Names are loaded when they are first used; importing dlx imports no framework an
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dlx._support.late import load_name
 from dlx._version import __version__
 
 if TYPE_CHECKING:
@@ -121,55 +121,39 @@ _MODULES = {
 
 if not TYPE_CHECKING:  # a type checker would accept any name
 
-    class _Lazy(type(sys)):
-        """The module until its names are loaded. A look-up of a name ends here, even if that is loaded during it."""
+    class _Name:
+        """A name that is loaded when it is first read, of the class that the module has until then."""
 
-        def __getattr__(self, name: str) -> Any:
-            if name not in _MODULES:
-                raise AttributeError(f"module 'dlx' has no attribute {name!r}")
-            value = globals()[name] = _load(name)
-            if name == "convert":
-                _settle()
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __get__(self, module: Any, kind: Any) -> Any:
+            value = globals()[self.name] = _load(self.name)
+            if vars(_Module).get(self.name) is self:  # else another thread was faster
+                delattr(_Module, self.name)
             return value
 
-        def __reduce__(self) -> Any:  # cloudpickle knows modules by their exact class
-            return importlib.import_module, (self.__name__,)
-
-    sys.modules[__name__].__class__ = _Lazy
+    # Without `__getattr__`, which would make each `dlx.convert` 50 ns slower.
+    _Module = type(
+        "module",
+        (type(sys),),
+        {
+            **{name: _Name(name) for name in _MODULES},
+            "__getattribute__": object.__getattribute__,
+            "__reduce__": lambda module: (importlib.import_module, (module.__name__,)),  # for cloudpickle
+        },
+    )
+    sys.modules[__name__].__class__ = _Module
 
 
 def _load(name: str) -> Any:
-    where, collects = _MODULES[name], gc.isenabled()
-    try:
-        gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
-        module = importlib.import_module(f"dlx.{where or name}")
-    finally:
-        if collects:
-            gc.enable()
+    where = _MODULES[name]
     if where is None:
-        return module
-    if hasattr(module, name):
-        found = getattr(module, name)
-        if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
-            importlib.import_module("dlx._api.traced").skip_frames(found.__wrapped__)
-        return found
-    raise ImportError(
-        f"cannot load dlx.{name}: this call interrupts the import of {module.__name__}, as a signal handler may. "
-        f"Run 'from dlx import {name}' before."
-    )
-
-
-def _settle() -> None:
-    """Load all other names, and make this an ordinary module.
-
-    CPython specialises look-ups in ordinary modules only, which saves every `dlx.convert` some 30 ns.
-    """
-    try:
-        for name in _MODULES.keys() - globals().keys():
-            globals()[name] = _load(name)
-    except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
-        return
-    sys.modules[__name__].__class__ = type(sys)
+        return importlib.import_module(f"dlx.{name}")
+    found = load_name(f"dlx.{where}", name)
+    if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
+        load_name("dlx._engine.traced", "skip_frames")(found.__wrapped__)
+    return found
 
 
 def __dir__() -> list[str]:

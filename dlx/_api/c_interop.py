@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from dlx._api.convert import convert, in_c
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
-from dlx._api.traced import leave_out
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import FastPathFunction, Tensor
@@ -20,6 +19,7 @@ from dlx._core.types import Device, DType
 from dlx._engine.batch import Batch
 from dlx._engine.executor import mark_written
 from dlx._engine.request import array_of, request_of
+from dlx._engine.traced import leave_out
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
 from dlx._registry.lookup import container_of

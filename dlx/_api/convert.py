@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
-from dlx._api import traced as traced  # torch.compile finds it
 from dlx._core import native
 from dlx._core.native import FastPathFunction
 from dlx._core.public import public
+from dlx._engine import traced as traced  # torch.compile finds it
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.executor import forget_frames
 from dlx._engine.fast_path import consumer_failed, learn

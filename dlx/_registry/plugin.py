@@ -73,7 +73,7 @@ SOURCES = frozenset({"pandas", "xarray", "ray"})
 """Those that are no targets."""
 
 TRACING = ("torch", "pytorch")
-"""Names of the framework whose compiler traces Python code, its package first; `dlx._api.traced` is made for it."""
+"""Names of the framework whose compiler traces Python code, its package first; `dlx._engine.traced` is made for it."""
 
 OURS = "dlxarray"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +23,13 @@ _PLAIN = "color:inherit;font-size:inherit;"
 _LEFT = "text-align:left;vertical-align:top;"
 
 
+def escape(text: str) -> str:
+    """Return a text as HTML shows it; the module is loaded with the first notebook, since it has a big table."""
+    import html
+
+    return html.escape(text)
+
+
 class Shown:
     """An object that shows its repr at an IPython prompt, and a table or its repr in notebooks."""
 
@@ -34,7 +40,7 @@ class Shown:
         return ""
 
     def _repr_html_(self) -> str:
-        return self._table() or f"<pre>{html.escape(repr(self))}</pre>"
+        return self._table() or f"<pre>{escape(repr(self))}</pre>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text("..." if cycle else repr(self))
@@ -69,15 +75,15 @@ def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], bel
     used = [i for i in range(len(names)) if any(row[i] for row in rows)]
     names, rows = [names[i] for i in used], [[row[i] for i in used] for row in rows]
     outcome = names.index("outcome") if "outcome" in names else -1
-    parts = [f"<div>{html.escape(caption)}</div>"] if caption else []
-    heads = "".join(f"<th style={_LEFT!r}>{html.escape(name)}</th>" for name in names)
+    parts = [f"<div>{escape(caption)}</div>"] if caption else []
+    heads = "".join(f"<th style={_LEFT!r}>{escape(name)}</th>" for name in names)
     if rows:
         parts.append(f"<table style={_PLAIN!r}><tr>{heads}</tr>")
         for row in rows:
-            cells = (_word(cell) if i == outcome else html.escape(cell) for i, cell in enumerate(row))
+            cells = (_word(cell) if i == outcome else escape(cell) for i, cell in enumerate(row))
             parts.append(f"<tr>{''.join(f'<td style={_LEFT!r}>{cell}</td>' for cell in cells)}</tr>")
         parts.append("</table>")
-    parts += [f"<div>{html.escape(line)}</div>" for line in below]
+    parts += [f"<div>{escape(line)}</div>" for line in below]
     return "".join(parts)
 
 
@@ -90,4 +96,4 @@ def _word(outcome: str) -> str:
         style = f"background:#ffffff;color:{light};border:1px solid {light};"
     else:
         style = "border:1px solid currentColor;"
-    return f"<span style={_PADDED + style!r}>{html.escape(outcome)}</span>"
+    return f"<span style={_PADDED + style!r}>{escape(outcome)}</span>"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from dlx._api.traced import leave_out
 from dlx._core.public import public
 from dlx._engine.planner import Request
 from dlx._engine.request import check_flags, request_of
+from dlx._engine.traced import leave_out
 from dlx._registry.plugin import TRACING
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr

@@ -26,6 +26,7 @@ from dlx._core import native
 from dlx._core.native import FastPathFunction, Slots
 from dlx._engine.executor import device_of, is_tracing
 from dlx._engine.planner import Request
+from dlx._engine.traced import leave_out
 from dlx._registry import generic
 from dlx._registry.lookup import VIEW, is_plain, kind_of, stamp, what_is
 from dlx._registry.registry import registry
@@ -604,6 +605,10 @@ class KeyedView(View, Slots):
     def _missed(self, key: Any) -> Any:
         """Return `self[key]` where it is not cached."""
         return self._touch(key)
+
+
+for _method in (View._touch, View.materialize):
+    leave_out(_method, "a lazy view")
 
 
 def is_view(obj: Any) -> TypeGuard[View]:

@@ -1,28 +1,22 @@
 """Lazy views as nodes of pytrees of torch, jax and optree: the leaves are results, converted when asked for.
 
-A function over a tree gives plain containers back. Each of the three has a registry of its own, so views must be
-registered with it, and none is imported for that: with what is imported already it is done when the first view class
-is made. For what is not, a finder waits in `sys.meta_path`. It finds nothing by itself; it asks the other finders for
-one of the three modules, and registers the views when that module has run. When all three are known it goes.
-`when_imported` lets other code of dlx wait for one of them.
+A function over a tree gives plain containers back. Each of the three has its own registry, in which a class of views is
+registered when that module is imported.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 from dlx._registry.handlers import attributes
+from dlx._support.imports import when_imported
 from dlx._support.reflect import exception_text
 
-__all__ = ["Structure", "register", "structure_of", "when_imported"]
+__all__ = ["Structure", "register", "structure_of"]
 
 
 class _Rest:
@@ -137,27 +131,15 @@ _REGISTRIES: dict[str, Callable[[Any, type], None]] = {
     "jax.tree_util": _with_jax,
     "optree": _with_optree,
 }
-_classes: list[type] = []
-_known: dict[str, Any] = {}  # name of a registry -> its module
-_called: dict[str, list[Callable[[], None]]] = {name: [] for name in _REGISTRIES}
 
 
 def register(cls: type) -> None:
     """Register a class of views, with each of the three now or when it is imported."""
-    _classes.append(cls)
-    for name, module in list(_known.items()):  # another thread may import one
-        _try(name, module, cls)
+    for name in _REGISTRIES:
+        when_imported(name, functools.partial(_register, cls, name))
 
 
-def when_imported(name: str, function: Callable[[], None]) -> None:
-    """Call a function once one of the three modules is imported: now or later."""
-    if name in _known:
-        function()
-    else:
-        _called[name].append(function)
-
-
-def _try(name: str, module: Any, cls: type) -> None:
+def _register(cls: type, name: str, module: Any) -> None:
     try:
         _REGISTRIES[name](module, cls)
     except MemoryError:
@@ -167,74 +149,3 @@ def _try(name: str, module: Any, cls: type) -> None:
     except Exception as error:
         text = f"{name} takes no lazy views of dlx as nodes, and treats one as a leaf: {exception_text(error)}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _found(name: str, module: Any) -> None:
-    """Register all classes with a module that was imported."""
-    _known[name] = module
-    for cls in _classes:
-        _try(name, module, cls)
-    for function in _called[name]:
-        function()
-    if len(_known) == len(_REGISTRIES):
-        with contextlib.suppress(ValueError):  # it has gone
-            sys.meta_path.remove(_waiting)
-
-
-class _Loader:
-    """A module's own loader, which registers views when the module has run."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec) if hasattr(self._loader, "create_module") else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = module.__spec__.loader = self._loader  # type: ignore[union-attr]
-        self._loader.exec_module(module)
-        _found(module.__name__, module)
-
-
-class _Waiting:
-    """A finder that finds the registries' modules by the other finders, and registers views when they have run."""
-
-    def __init__(self) -> None:
-        self._asked = threading.local()  # the other finders may ask all of them in turn
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in _REGISTRIES or getattr(self._asked, "name", None) == name:
-            return None
-        self._asked.name = name
-        try:
-            spec = next(
-                (
-                    spec
-                    for finder in list(sys.meta_path)
-                    if finder is not self and (spec := finder.find_spec(name, path, target)) is not None
-                ),
-                None,
-            )
-        finally:
-            self._asked.name = None
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
-        return spec
-
-
-_waiting: Any = _Waiting()
-
-
-def _begin() -> None:
-    for name in _REGISTRIES:
-        module = sys.modules.get(name)
-        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            _found(name, module)
-    if len(_known) < len(_REGISTRIES):
-        sys.meta_path.insert(0, _waiting)
-
-
-_begin()

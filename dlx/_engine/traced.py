@@ -14,8 +14,7 @@ from typing import Any
 
 from dlx._core import native
 from dlx._registry.plugin import TRACING
-from dlx._views import pytree
-from dlx._views.base import View
+from dlx._support.imports import when_imported
 
 __all__ = ["leave_out", "skip_frames"]
 
@@ -78,10 +77,10 @@ def skip_frames(function: Any) -> None:
     """Let a compiler evaluate a function as Python does, and all that it calls, if it comes upon it at run time."""
     if function.__code__ not in _outside:
         _outside.add(function.__code__)
-        pytree.when_imported(f"{TRACING[0]}.utils._pytree", functools.partial(_skip, function.__code__))
+        when_imported(f"{TRACING[0]}.utils._pytree", functools.partial(_skip, function.__code__))
 
 
-def _skip(code: CodeType) -> None:
+def _skip(code: CodeType, _: Any) -> None:
     """Have the compiler evaluate frames of a code as Python does, and all frames inside."""
     with contextlib.suppress(AttributeError, KeyError):  # a test's stand-in for torch
         dynamo = sys.modules[f"{TRACING[0]}._C"]._dynamo.eval_frame
@@ -89,6 +88,4 @@ def _skip(code: CodeType) -> None:
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip))
 
 
-for _method in (View._touch, View.materialize):
-    leave_out(_method, "a lazy view")
 native.set_traced(_call)

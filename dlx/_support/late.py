@@ -1,0 +1,42 @@
+"""Modules of dlx that are imported when they are needed: `Late`, and `load_name`."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from typing import Any
+
+__all__ = ["Late", "load_name"]
+
+
+def load_name(module: str, name: str) -> Any:
+    """Import a module of dlx and return one of its names.
+
+    Raises
+    ------
+    ImportError
+        If the call interrupts the import of the module, as a signal handler may.
+    """
+    collects = gc.isenabled()
+    try:
+        gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
+        loaded = importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
+    try:
+        return getattr(loaded, name)
+    except AttributeError:
+        message = f"cannot load dlx.{name}: this call interrupts the import of {module}, as a signal handler may."
+        raise ImportError(f"{message} Run 'from dlx import {name}' before.") from None
+
+
+class Late:
+    """A module of dlx that is imported when one of its names is first read."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.__dict__[name] = load_name(self._module, name)
+        return value
