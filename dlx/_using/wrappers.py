@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
@@ -12,7 +14,9 @@ from dlx._core.native import FastPathFunction
 from dlx._engine.executor import mark_written
 from dlx._registry.generic import BUFFER
 from dlx._registry.lookup import kind_of
+from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
+from dlx._support.imports import when_imported
 from dlx._using.call import Invocation
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.plan import plan_of
@@ -52,6 +56,22 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
             return call.returned(result)
 
     return calling
+
+
+def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Stand for `native.call_converted` in a graph: tensors of the compiler's framework need no conversion."""
+    passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
+    stays = all(isinstance(each, passes) for each in (*args, *options.values()))
+    return plan[0](*args, **options) if stays else plan
+
+
+def _substitute(dynamo: Any) -> None:
+    """Have the compiler trace `_call_traced` if it comes upon a call in C."""
+    with contextlib.suppress(AttributeError):  # a test's stand-in for torch
+        dynamo.substitute_in_graph(native.call_converted, skip_signature_check=True)(_call_traced)
+
+
+when_imported(f"{TRACING[0]}._dynamo", _substitute)
 
 
 def _written(spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> list[tuple[Adapter, Any]] | None:
