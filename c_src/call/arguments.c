@@ -20,7 +20,8 @@ enum {
   RESULTS,   /* the target of results: a string; None = that of the caller's arrays */
   READONLY,  /* the number of the option: 0 = "copy", 1 = "error", 2 = "share" */
   DETACH,    /* whether results are detached */
-  LAZY,      /* whether results that are containers become views */
+  VIEWS, /* {target: view(container, owned)}: makes lazy views of containers; None = it does not */
+  MAKE_VIEW, /* make_view(target, options, is_committed): that function, which it adds */
   IDENTITY,  /* identity(array): equal for all wrappers of one array of the function's; or None */
   FINISH,    /* finish(args, options, pairs, result): converts a result in Python */
   FAILED,    /* failed(error, args, options): says where an argument is that failed */
@@ -442,11 +443,39 @@ static PyObject* walk_result(call* c, PyObject* result) {
   return converted;
 }
 
+/* A lazy view of a container of the function's framework, which is given {name: the caller's own
+ * array, weakly}. Owns: new. Errors: NULL with an exception, or without one: Python does it. */
+static PyObject* view_result(call* c, PyObject* result) {
+  PyObject *identity = planned(c, IDENTITY), *owned = PyDict_New(), *view = NULL;
+  int are_own = identity != Py_None && planned(c, RESULTS) == Py_None;
+  for (Py_ssize_t i = 0; owned && are_own && i < c->n && !PyErr_Occurred(); i++) {
+    const pair* p = &c->pairs[i];
+    PyObject* name = p->is_container ? NULL : py_view_name(p->passed, identity);
+    PyObject* ref = name ? PyWeakref_NewRef(p->own, NULL) : NULL;
+    if (name && ref == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear();
+    if (ref) PyDict_SetItem(owned, name, ref);
+    Py_XDECREF(name);
+    Py_XDECREF(ref);
+  }
+  PyObject* make = c->is_uncommitted ? NULL : py_dict_get(planned(c, VIEWS), c->to);
+  if (make == NULL && !PyErr_Occurred())
+    make = PyObject_CallFunction(planned(c, MAKE_VIEW), "OIi", c->to, result_options(c),
+                                 !c->is_uncommitted);
+  if (make && owned && !PyErr_Occurred()) {
+    PyObject* args[] = {result, owned};
+    view = PyObject_Vectorcall(make, args, 2, NULL);
+    if (view == Py_None) Py_CLEAR(view);
+  }
+  Py_XDECREF(make);
+  Py_XDECREF(owned);
+  return view;
+}
+
 /* Owns: new. GIL: needed; may run Python. Errors: NULL with an exception, or without one: Python
  * does it. */
 static PyObject* convert_result(call* c, PyObject* result) {
   if (is_plain(result) || (c->to == NULL && !c->is_changed)) return Py_NewRef(result);
-  int is_view = planned(c, LAZY) == Py_True && c->to; /* if it is a container */
+  int is_view = planned(c, VIEWS) != Py_None && c->to; /* if it is a container */
   if (py_tree_takes(Py_TYPE(result))) return is_view ? NULL : walk_result(c, result);
   PyObject *kind = kind_of(c, result), *made = NULL;
   if (kind == NULL) return NULL;
@@ -454,7 +483,9 @@ static PyObject* convert_result(call* c, PyObject* result) {
     made = Py_NewRef(result);
   } else if (is_kind(kind, N_ARRAY) || (is_kind(kind, N_RULE) && !is_view)) {
     made = walk_result(c, result);
-  } else if (is_kind(kind, N_CHILDREN) && !is_view) {
+  } else if (is_kind(kind, N_CHILDREN) && is_view) {
+    made = find(c, result) ? NULL : view_result(c, result);
+  } else if (is_kind(kind, N_CHILDREN)) {
     PyObject* plain = plain_container(c, kind, result);
     made = walk_result(c, plain);
     Py_XDECREF(plain);

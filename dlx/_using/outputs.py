@@ -20,12 +20,12 @@ from dlx._support.reflect import type_name
 from dlx._support.tracebacks import REFUSALS, shorten
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.identity import CallTree, Identity
-from dlx._views.factory import lazy_view
+from dlx._views.factory import lazy_view, view_maker
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, path_text
 
-__all__ = ["Caller", "Outputs", "fast_name"]
+__all__ = ["Caller", "Outputs", "Views", "fast_name"]
 
 HOST = Device("cpu")
 
@@ -71,6 +71,42 @@ def fast_name(target: Target) -> Any:
     """Return the name by which the fast path converts results to a target; NotImplemented if it cannot."""
     is_known = target.adapter.fast_path is not None and registry.target(target.name) is target
     return target.name if is_known else NotImplemented
+
+
+def fast_path_of(request: Request) -> tuple[FastPathFunction | None, Any]:
+    """Return the fast path and the name of its target, if results are host arrays that it may convert."""
+    name: Any = NotImplemented
+    if request.device is None or (request.device == HOST and request.target.adapter.placement is None):
+        name = fast_name(request.target)
+    return (None, None) if name is NotImplemented else (cast("FastPathFunction", convert), name)
+
+
+class Views:
+    """Makes lazy views of the results of one function that are containers of its own framework.
+
+    Parameters
+    ----------
+    spec, inside
+        The function, and the options of the way in.
+
+    Attributes
+    ----------
+    makers
+        Target -> `ViewMaker.view`, whose elements are committed to the caller's device.
+    """
+
+    def __init__(self, spec: FunctionSpec, inside: Request) -> None:
+        self._device, self._inside = HOST if spec.returns is None else None, inside
+        self.makers: dict[str, Any] = {}
+
+    def make(self, to: str, flags: int, committed: bool) -> Any:
+        """Return what makes the views for a target; `flags`: the options of the fast path."""
+        inside, target = self._inside, registry.target(to)
+        request = Request(target, self._device, None, inside.readonly, inside.detach, committed=bool(committed))
+        view = view_maker(request, *fast_path_of(request), flags).view
+        if committed:
+            self.makers[to] = view
+        return view
 
 
 class Outputs:
@@ -150,11 +186,7 @@ class Outputs:
             for i, array, source in zip(rest, some, sources, strict=True):
                 if tracked(source, array) and not is_inside(array, source, request.target):
                     tree.failures.add(_cut(source, array, self._identity.recorded), tree.path(i))
-        name: Any = NotImplemented
-        if request.device is None or (request.device == HOST and request.target.adapter.placement is None):
-            name = fast_name(request.target)
-        fast_path = None if name is NotImplemented else cast("FastPathFunction", convert)
-        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, fast_path, name)
+        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, *fast_path_of(request))
 
 
 def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:

@@ -22,7 +22,7 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import is_key
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.identity import Identity, naming
-from dlx._using.outputs import Caller, Outputs, fast_name
+from dlx._using.outputs import Caller, Outputs, Views, fast_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
@@ -44,7 +44,7 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         return None
     if request.device is not None or request.stream is not None or results is NotImplemented:
         return None
-    kinds = _Kinds(spec, request)
+    kinds, views = _Kinds(spec, request), Views(spec, request)
     return (
         function,
         cast("FastPathFunction", convert),
@@ -55,7 +55,8 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         results,
         READONLY.index(request.readonly),
         request.detach,
-        spec.lazy,
+        views.makers if spec.lazy else None,
+        views.make,
         naming(request.target),
         functools.partial(_finish, spec, request),
         functools.partial(_locate, spec),

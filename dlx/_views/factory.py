@@ -22,7 +22,7 @@ from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, Sl
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
 
-__all__ = ["RecordView", "lazy_view", "plain_view"]
+__all__ = ["RecordView", "ViewMaker", "lazy_view", "plain_view", "view_maker"]
 
 
 class RecordView(View):
@@ -142,31 +142,53 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
         raise
 
 
-# Target -> (both parts of the stamp, options of a call without any other option, {address of a type, Python's own or
-# one that an adapter lists: the type, its handler, what makes its view}).
-_plain: dict[Any, tuple[int, Any, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
+class ViewMaker:
+    """Makes lazy views with the same options, as long as `is_current`."""
+
+    __slots__ = ("_generation", "_listed", "_token", "options")
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._generation, self._token = options.known_at
+        # Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
+        self._listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
+            id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()
+        }
+
+    def is_current(self) -> bool:
+        """Return whether types are what they were when the options were made."""
+        return self._generation == registry.generation and self._token == get_cache_token()
+
+    def view(self, obj: Any, owned: dict[Any, Any] | None = None, view: Any = None) -> Any:
+        """Return a view, of a class if one is given; None if there is none. `owned`: as in `Scope`."""
+        kind, scope = type(obj), Scope(self.options, owned)
+        found = self._listed.get(id(kind)) if view is None else None
+        if found is not None:
+            return found[2](obj, found[1], scope, None)
+        handler = container_of(kind)
+        if handler is None or view is not None:
+            return None if handler is None else view(obj, handler, scope, None)
+        new = make(obj, handler, scope, None)
+        if new is not None and any(look_up(name) is kind for name in handler.types):
+            self._listed[id(kind)] = kind, handler, partial(_made, type(new))
+        return new
+
+
+_plain: dict[Any, ViewMaker] = {}  # by target, of calls without any other option
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
     """Return a view, of a class if one is given, for a target that was used before without options; else None."""
     try:
-        known = _plain.get(to)
+        maker = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    if known is None or known[0] != registry.generation or known[1] != get_cache_token():
-        return None
-    _, _, options, listed = known
-    kind = type(obj)
-    found = listed.get(id(kind)) if view is None else None
-    if found is not None:
-        return found[2](obj, found[1], Scope(options), None)
-    handler = container_of(kind)
-    if view is not None:
-        return None if handler is None else view(obj, handler, Scope(options), None)
-    new = None if handler is None else make(obj, handler, Scope(options), None)
-    if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
-        listed[id(kind)] = kind, handler, partial(_made, type(new))
-    return new
+    return None if maker is None or not maker.is_current() else maker.view(obj, None, view)
+
+
+def view_maker(request: Request, fast_path: FastPathFunction | None, to: Any, flags: int) -> ViewMaker:
+    """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
+    return ViewMaker(Options(request, make, _convert, fast_path, to, flags=flags))
 
 
 def lazy_view(
@@ -205,8 +227,7 @@ def lazy_view(
         and not request.target.adapter.switches
         and isinstance(to, str | type)
     ):
-        exact = {id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()}
-        _plain[to] = (*options.known_at, options, exact)
+        _plain[to] = ViewMaker(options)
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)

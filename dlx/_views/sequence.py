@@ -65,9 +65,6 @@ class SequenceView(KeyedView, Sequence[T]):
     def _plain(self, elements: Iterable[Any]) -> Any:
         return tuple(elements) if self._is_tuple() else list(elements)
 
-    def __len__(self) -> int:
-        return len(self._source)
-
     def _children(self) -> Any:
         return () if self._handler.elements == "fresh" else self._source
 
