@@ -447,8 +447,7 @@ static PyObject* walk_result(call* c, PyObject* result) {
  * array, weakly}. Owns: new. Errors: NULL with an exception, or without one: Python does it. */
 static PyObject* view_result(call* c, PyObject* result) {
   PyObject *identity = planned(c, IDENTITY), *owned = PyDict_New(), *view = NULL;
-  int are_own = identity != Py_None && planned(c, RESULTS) == Py_None;
-  for (Py_ssize_t i = 0; owned && are_own && i < c->n && !PyErr_Occurred(); i++) {
+  for (Py_ssize_t i = 0; owned && identity != Py_None && i < c->n && !PyErr_Occurred(); i++) {
     const pair* p = &c->pairs[i];
     PyObject* name = p->is_container ? NULL : py_view_name(p->passed, identity);
     PyObject* ref = name ? PyWeakref_NewRef(p->own, NULL) : NULL;
@@ -484,7 +483,8 @@ static PyObject* convert_result(call* c, PyObject* result) {
   } else if (is_kind(kind, N_ARRAY) || (is_kind(kind, N_RULE) && !is_view)) {
     made = walk_result(c, result);
   } else if (is_kind(kind, N_CHILDREN) && is_view) {
-    made = find(c, result) ? NULL : view_result(c, result);
+    int is_new = planned(c, RESULTS) == Py_None && find(c, result) == NULL;
+    made = is_new ? view_result(c, result) : NULL;
   } else if (is_kind(kind, N_CHILDREN)) {
     PyObject* plain = plain_container(c, kind, result);
     made = walk_result(c, plain);

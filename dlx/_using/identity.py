@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Set
 from typing import Any
+from weakref import ref
 
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
@@ -14,10 +16,11 @@ from dlx._registry.lookup import is_plain, kind_of
 from dlx._registry.target import Target
 from dlx._support.reflect import derives
 from dlx._using.function_spec import Place
+from dlx._views.base import name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 
-__all__ = ["CallTree", "Identity", "naming"]
+__all__ = ["CallTree", "Identity", "wrapping"]
 
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
@@ -68,7 +71,7 @@ class Identity:
         self.recorded: Place | None = None
         self._arrays: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, its keys and children
-        self._source, self._naming = target.source, naming(target)
+        self._source, self._wrapping = target.source, wrapping(target)
         self._named: dict[Any, Any] | None = None
 
     def add(self, passed: Any, own: Any) -> None:
@@ -86,6 +89,15 @@ class Identity:
         """Give (what was passed, the caller's own) of all arrays."""
         yield from self._arrays.values()
 
+    def owned(self, known: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return `Scope.owned` for some arrays that were passed, and the caller's own."""
+        owned: dict[Any, Any] = {}
+        for passed, own in known:
+            if self._wrapping is not None and kind_of(passed) is self._source:
+                with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+                    owned[name_of(passed, self._wrapping)] = ref(own)
+        return owned
+
     def is_trivial(self) -> bool:
         """Return whether the function got the caller's own arguments, no containers among them."""
         return not self._containers and all(passed is own for passed, own in self._arrays.values())
@@ -95,12 +107,12 @@ class Identity:
         found = self._arrays.get(id(array))
         if found is not None and found[0] is array:
             return array
-        if self._naming is None or kind_of(array) is not self._source:
+        if self._wrapping is None or kind_of(array) is not self._source:
             return None
         if self._named is None:
             pairs = [passed for passed, _ in self._arrays.values() if kind_of(passed) is self._source]
-            self._named = {name: each for each in pairs if (name := self._naming(each)) is not None}
-        return self._named.get(self._naming(array))
+            self._named = {name_of(each, self._wrapping): each for each in pairs}
+        return self._named.get(name_of(array, self._wrapping))
 
     def own(self, array: Any) -> Any:
         """Return the caller's own array for one that was passed; of a column, whose caller has the table, itself."""
@@ -155,11 +167,10 @@ class Identity:
         return tree.rebuild([self.own(array) for array in tree.arrays], "", stands) is known[1]
 
 
-def naming(target: Target) -> Any:
-    """Return what tells the wrappers of one array of a framework from those of others; None if each has one wrapper."""
+def wrapping(target: Target) -> Any:
+    """Return a container of a framework that wraps the same array anew on each access; None if there is none."""
     source = target.source
-    wrapping = (each for each in source.containers if each.elements == "same_as" and each.holds == source.name)
-    return next((each.identity for each in wrapping), None)
+    return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)
 
 
 def _is_key(one: Any, other: Any) -> bool:

@@ -153,7 +153,8 @@ class Outputs:
         """Return a lazy view of a container, which shows the caller's own arrays."""
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
-        return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
+        options = {"strict": False, "collect": False, "known": known, "owned": identity.owned(known)}
+        return lazy_view(value, request, None, None, **options)
 
     def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one.

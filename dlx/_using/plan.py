@@ -21,7 +21,7 @@ from dlx._registry.lookup import kind_of, rule_of, what_is
 from dlx._registry.registry import registry
 from dlx._support.reflect import is_key
 from dlx._using.function_spec import FunctionSpec
-from dlx._using.identity import Identity, naming
+from dlx._using.identity import Identity, wrapping
 from dlx._using.outputs import Caller, Outputs, Views, fast_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -44,6 +44,7 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         return None
     if request.device is not None or request.stream is not None or results is NotImplemented:
         return None
+    wrapper = wrapping(request.target)
     kinds, views = _Kinds(spec, request), Views(spec, request)
     return (
         function,
@@ -57,7 +58,7 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         request.detach,
         views.makers if spec.lazy else None,
         views.make,
-        naming(request.target),
+        None if wrapper is None else wrapper.identity,
         functools.partial(_finish, spec, request),
         functools.partial(_locate, spec),
     )

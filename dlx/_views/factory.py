@@ -200,6 +200,7 @@ def lazy_view(
     strict: bool,
     collect: bool,
     known: Iterable[tuple[Any, Any]] = (),
+    owned: dict[Any, Any] | None = None,
     view: Any = None,
 ) -> Any:
     """Return a lazy view of a container; what cannot be viewed is converted now.
@@ -214,6 +215,8 @@ def lazy_view(
         The fast path and the target as the caller passed it, where no other option is set.
     known
         Objects and their results, which may be the objects themselves; kept weakly.
+    owned
+        As `Scope.owned`.
     view
         Class of the view; None: that of the container's type.
     """
@@ -228,7 +231,7 @@ def lazy_view(
         and isinstance(to, str | type)
     ):
         _plain[to] = ViewMaker(options)
-    scope = Scope(options)
+    scope = Scope(options, owned)
     for old, new in known:
         scope.know(id(old), old, new)
     found = (view or make)(obj, handler, scope, None)
