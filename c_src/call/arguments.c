@@ -85,11 +85,11 @@ static int is_kind(PyObject* kind, Py_ssize_t size) {
   return PyTuple_CheckExact(kind) && PyTuple_GET_SIZE(kind) == size;
 }
 
-/* Whether an object has an array interface of its own, which is not asked. Errors: 1, as for one.
- */
+/* Whether an object has an array interface of its own, which is not asked. Errors: 1: Python looks;
+ * an exception may be set. */
 static int offers_interface(PyObject* obj) {
   PyObject* own = NULL;
-  if (py_optional(obj, dict_name, &own) < 0) return 1;
+  if (py_optional(obj, dict_name, &own) < 0) return py_error_forget(), 1;
   int offers = 0;
   if (own && PyDict_Check(own))
     offers =
@@ -101,7 +101,8 @@ static int offers_interface(PyObject* obj) {
 /* What the walker does with an object by its kind, of which *found is the rule. */
 static int action_of(PyObject* kind, PyObject* obj, PyObject** found) {
   if (kind == Py_None) return PY_PASSES;
-  if (kind == Py_Ellipsis) return offers_interface(obj) ? PY_LEAVE : PY_PASSES;
+  if (kind == Py_Ellipsis && !offers_interface(obj)) return PY_PASSES;
+  if (kind == Py_Ellipsis) return PyErr_Occurred() ? PY_FAILS : PY_LEAVE;
   if (is_kind(kind, N_ARRAY)) return PY_CONVERTS;
   if (!is_kind(kind, N_RULE)) return PY_LEAVE;
   *found = Py_NewRef(kind);

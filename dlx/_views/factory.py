@@ -143,34 +143,36 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
 
 
 class ViewMaker:
-    """Makes lazy views with the same options, as long as `is_current`."""
+    """Makes lazy views with the same options.
 
-    __slots__ = ("_generation", "_listed", "_token", "options")
+    Attributes
+    ----------
+    options
+        The options.
+    known_at
+        Both parts of the stamp when they were made.
+    listed
+        Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
+    """
+
+    __slots__ = ("known_at", "listed", "options")
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self._generation, self._token = options.known_at
-        # Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
-        self._listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
+        self.options, self.known_at = options, options.known_at
+        self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
             id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()
         }
 
-    def is_current(self) -> bool:
-        """Return whether types are what they were when the options were made."""
-        return self._generation == registry.generation and self._token == get_cache_token()
-
-    def view(self, obj: Any, owned: dict[Any, Any] | None = None, view: Any = None) -> Any:
-        """Return a view, of a class if one is given; None if there is none. `owned`: as in `Scope`."""
+    def view(self, obj: Any, owned: dict[Any, Any] | None = None) -> Any:
+        """Return a view; None if there is none. `owned`: as in `Scope`."""
         kind, scope = type(obj), Scope(self.options, owned)
-        found = self._listed.get(id(kind)) if view is None else None
+        found = self.listed.get(id(kind))
         if found is not None:
             return found[2](obj, found[1], scope, None)
         handler = container_of(kind)
-        if handler is None or view is not None:
-            return None if handler is None else view(obj, handler, scope, None)
-        new = make(obj, handler, scope, None)
-        if new is not None and any(look_up(name) is kind for name in handler.types):
-            self._listed[id(kind)] = kind, handler, partial(_made, type(new))
+        new = None if handler is None else make(obj, handler, scope, None)
+        if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
+            self.listed[id(kind)] = kind, handler, partial(_made, type(new))
         return new
 
 
@@ -183,7 +185,15 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
         maker = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    return None if maker is None or not maker.is_current() else maker.view(obj, None, view)
+    if maker is None or maker.known_at[0] != registry.generation or maker.known_at[1] != get_cache_token():
+        return None
+    found = maker.listed.get(id(type(obj))) if view is None else None
+    if found is not None:
+        return found[2](obj, found[1], Scope(maker.options), None)
+    if view is None:
+        return maker.view(obj)
+    handler = container_of(type(obj))
+    return None if handler is None else view(obj, handler, Scope(maker.options), None)
 
 
 def view_maker(request: Request, fast_path: FastPathFunction | None, to: Any, flags: int) -> ViewMaker:
