@@ -32,6 +32,7 @@ __all__ = ["MAX_KNOWN", "plan_of"]
 
 _PROTOCOLS = ("__dlpack__", "__dlpack_c_exchange_api__", "__array_interface__", "__cuda_array_interface__")
 _ARRAYS = (arrow.Column, generic.Deferred, type(native.buffer_exchange()))
+_PLAIN = {kind: rule[1] for kind in (list, dict) if (rule := rule_of(kind)) is not None}
 MAX_KNOWN = 64  # types whose kinds are kept of one function
 
 
@@ -96,7 +97,8 @@ class _Kinds:
         if not isinstance(what, Container):
             return None
         if what.holds == self._target.name and what.falls_to is not None:
-            return what.flatten, what.holds
+            flatten = what.flatten if what.identity is None else functools.partial(_children, what)
+            return flatten, _PLAIN[what.falls_to], True, True
         return rule_of(kind) or False
 
     def _of_array(self, kind: type, adapter: Adapter) -> Any:
@@ -126,7 +128,18 @@ def _is_guarded(source: Adapter) -> bool:
     return by_type or any(each.blocker is not None and each.blocker.option for each in guards)
 
 
-def _finish(spec: FunctionSpec, request: Request, args: Any, options: Any, pairs: list[Any], result: Any) -> Any:
+def _children(handler: Container, obj: Any) -> tuple[Any, list[Any]]:
+    """Return the keys and children of a container, all wrappers of one array as the first of them."""
+    keys, children = handler.flatten(obj)
+    names = list(map(handler.identity, children))
+    if len(set(names)) < len(names):
+        first: dict[Any, Any] = {}
+        pairs = zip(names, children, strict=True)
+        children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
+    return keys, children
+
+
+def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: list[Any], result: Any) -> Any:
     """Convert a result the complete way; `pairs`: (what was passed, the caller's own, whether it is a container)."""
     identity, seen = Identity(args[: spec.skipped], request.target), []
     for passed, own, is_container in pairs:
@@ -141,14 +154,7 @@ def _finish(spec: FunctionSpec, request: Request, args: Any, options: Any, pairs
     return Outputs(spec, request, identity, Caller.of(spec, request.target, seen)).returned(result)
 
 
-def _locate(spec: FunctionSpec, error: Exception, args: Any, options: Any) -> None:
-    """Say in an error where it was: in the argument that its path begins with, or in the result if `args` is None."""
-    if not isinstance(error, DlxError) or not error.path:
-        return
-    number, *inside = error.path
-    n = 0 if args is None else len(args) - spec.skipped
-    if args is None:
-        root, first = "result", ()
-    else:
-        root, first = spec.place(number + spec.skipped) if number < n else ([*options][number - n], ())
-    error.root, error.path = root, (*first, *inside)
+def _locate(spec: FunctionSpec, error: Exception, is_result: bool) -> None:
+    """Say in an error which parameter it is about, or that it is about the result, by its path in what was walked."""
+    if isinstance(error, DlxError) and error.path:
+        error.root, error.path = ("result", error.path[1:]) if is_result else spec.parameter(error.path)
