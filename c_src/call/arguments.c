@@ -24,6 +24,7 @@ enum {
   IDENTITY,  /* identity(array): equal for all wrappers of one array of the function's; or None */
   FINISH,    /* finish(args, pairs, result): converts a result in Python */
   LOCATE,    /* locate(error, is_result): says where the object is that failed */
+  SPEC,      /* for Python */
   N_PLAN
 };
 

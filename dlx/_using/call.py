@@ -35,6 +35,7 @@ class Invocation:
 
     def __init__(self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         inputs: Any = None
+        identity: Any = None
         try:
             request = spec.request()
             identity = Identity(args[: spec.skipped], request.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Set
 from typing import Any
 from weakref import ref
@@ -133,15 +134,15 @@ class Identity:
         """Return whether a container was passed."""
         return id(container) in self._containers
 
-    def own_container(self, container: Any, keys: Any, children: list[Any], target: Target | None = None) -> Any:
+    def own_container(self, target: Target | None, container: Any, keys: Any, children: list[Any]) -> Any:
         """Return the caller's own container for one that was passed, if it holds the caller's own children; else None.
 
         Parameters
         ----------
-        container, keys, children
-            What the function returned, and the results of what it holds.
         target
             As in `stays`.
+        container, keys, children
+            What the function returned, and the results of what it holds.
         """
         passed, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
         if passed is not container or len(old) != len(children):
@@ -163,7 +164,7 @@ class Identity:
         tree = CallTree(container, handler, Failures(""), "", self.kept, strict=None)
         if not all(self.stays(array, target) for array in tree.arrays):
             return False
-        stands = lambda *parts: self.own_container(*parts, target)  # noqa: E731
+        stands = functools.partial(self.own_container, target)
         return tree.rebuild([self.own(array) for array in tree.arrays], "", stands) is known[1]
 
 

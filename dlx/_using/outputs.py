@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -153,8 +154,8 @@ class Outputs:
         """Return a lazy view of a container, which shows the caller's own arrays."""
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
-        options = {"strict": False, "collect": False, "known": known, "owned": identity.owned(known)}
-        return lazy_view(value, request, None, None, **options)
+        owned = identity.owned(known)
+        return lazy_view(value, request, None, None, strict=False, collect=False, known=known, owned=owned)
 
     def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one.
@@ -174,7 +175,7 @@ class Outputs:
             rest = [i for i, array in enumerate(tree.arrays) if not identity.stays(array, self._named)]
             for i, new in zip(rest, self._batch(tree, results, rest, request).run(), strict=True):
                 results[i] = new
-        return tree.rebuild(results, target.name, lambda *parts: identity.own_container(*parts, self._named))
+        return tree.rebuild(results, target.name, functools.partial(identity.own_container, self._named))
 
     def _batch(self, tree: CallTree, results: list[Any], rest: list[int], request: Request) -> Batch:
         """Return the conversion of some arrays of a result; a graph that it would cut is added to the failures."""

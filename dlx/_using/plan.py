@@ -32,7 +32,7 @@ __all__ = ["MAX_KNOWN", "plan_of"]
 
 _PROTOCOLS = ("__dlpack__", "__dlpack_c_exchange_api__", "__array_interface__", "__cuda_array_interface__")
 _ARRAYS = (arrow.Column, generic.Deferred, type(native.buffer_exchange()))
-_PLAIN = {kind: rule[1] for kind in (list, dict) if (rule := rule_of(kind)) is not None}
+_PLAIN: dict[Any, Any] = {kind: rule[1] for kind in (list, dict) if (rule := rule_of(kind)) is not None}
 MAX_KNOWN = 64  # types whose kinds are kept of one function
 
 
@@ -62,6 +62,7 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         None if wrapper is None else wrapper.identity,
         functools.partial(_finish, spec, request),
         functools.partial(_locate, spec),
+        spec,
     )
 
 
@@ -131,6 +132,7 @@ def _is_guarded(source: Adapter) -> bool:
 def _children(handler: Container, obj: Any) -> tuple[Any, list[Any]]:
     """Return the keys and children of a container, all wrappers of one array as the first of them."""
     keys, children = handler.flatten(obj)
+    assert handler.identity is not None
     names = list(map(handler.identity, children))
     if len(set(names)) < len(names):
         first: dict[Any, Any] = {}

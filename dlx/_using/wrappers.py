@@ -38,15 +38,9 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
             generation = registry.generation
             plan = plan_of(spec, function)
             known = generation, plan
-        written = _written(spec, args, options) if spec.writes else ()
-        if plan is not None and written is not None:
-            result = None
-            try:
-                result = native.call_converted(plan, args, options)
-            finally:
-                if result is not plan:
-                    for source, array in written:
-                        mark_written(source, array)
+        if plan is not None:
+            make = _call_writing if spec.writes else native.call_converted
+            result = make(plan, args, options)
             if result is not plan:
                 return result
         call = Invocation(spec, args, options)
@@ -74,9 +68,9 @@ def _substitute(dynamo: Any) -> None:
 when_imported(f"{TRACING[0]}._dynamo", _substitute)
 
 
-def _written(spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> list[tuple[Adapter, Any]] | None:
-    """Return the arrays that a function is declared to write to, each with its adapter; None if some need more care."""
-    found = []
+def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Make a call of a function that writes: as `native.call_converted`, if all that it writes to is writable."""
+    spec, written = plan[-1], []
     values = [value for i, value in enumerate(args) if spec.is_written(i)]
     values += [value for name, value in options.items() if spec.is_option_written(name)]
     for value in values:
@@ -84,11 +78,18 @@ def _written(spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any])
         if isinstance(what, Adapter):
             tensor = _borrow(value, "dlx", True)
             if tensor is None or tensor.readonly:
-                return None
-            found.append((what, value))
+                return plan
+            written.append((what, value))
         elif what is not None or registry.producer(value) is BUFFER:
-            return None
-    return found
+            return plan
+    result = None
+    try:
+        result = native.call_converted(plan, args, options)
+    finally:
+        if result is not plan:
+            for source, array in written:
+                mark_written(source, array)
+    return result
 
 
 def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
