@@ -56,6 +56,7 @@ typedef struct {
                                       NULL until it is needed */
   PyObject* to;                    /* the target of results; strong, or NULL */
   int is_changed;                  /* some of what the function got is not the caller's own */
+  int has_graphs;                  /* some arrays may be recorded */
   int is_uncommitted;              /* no array of the caller's is committed to its device */
 } call;
 
@@ -220,6 +221,7 @@ static int find_target(call* c) {
     PyObject *own = PyTuple_GET_ITEM(pair, OWN),
              *kind = is_container(pair) ? Py_NewRef(Py_None) : kind_of(c, own);
     int is_array = kind && is_kind(kind, N_ARRAY);
+    c->has_graphs |= is_array && PyTuple_GET_ITEM(kind, IS_TRACKED) != Py_None;
     if (is_array && !is_inside(kind)) {
       PyObject* is_committed = PyTuple_GET_ITEM(kind, IS_COMMITTED);
       is_one &= caller == NULL || caller == PyTuple_GET_ITEM(kind, ADAPTER);
@@ -286,7 +288,7 @@ static int convert_arguments(call* c, PyObject** given) {
   Py_XDECREF(root);
   if (*given == NULL) return PyErr_Occurred() ? PY_FAILS : PY_LEAVE;
   action = find_target(c);
-  if (action == PY_PASSES) action = look_for_graphs(c);
+  if (action == PY_PASSES && c->has_graphs) action = look_for_graphs(c);
   for (Py_ssize_t i = 0; i < skipped && action == PY_PASSES; i++) {
     value = PyTuple_GET_ITEM(c->args, i);
     if (note(&c->visitor, value, value, 0) < 0) action = PY_FAILS;
@@ -405,7 +407,10 @@ static PyObject* call_converted(PyObject* module, PyObject* const* args, Py_ssiz
     PyErr_SetString(PyExc_TypeError, "call_converted takes a plan, a tuple and a dict");
     return NULL;
   }
-  call c = {{look_at_argument, note, NULL}, args[0], args[1], args[2]};
+  call c = {.visitor = {look_at_argument, note, NULL},
+            .plan = args[0],
+            .args = args[1],
+            .options = args[2]};
   PyObject *given = NULL, *result = NULL, *made = NULL;
   if ((c.pairs = PyList_New(0)) == NULL) return NULL;
   int action = convert_arguments(&c, &given);
