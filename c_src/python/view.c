@@ -26,7 +26,8 @@ typedef struct {
  * the options of the fast path). */
 enum { N_FAST = 10 };
 
-static PyObject *missed_name, *touch_name, *back_name, *same_as_name; /* interned */
+static PyObject *missed_name, *touch_name, *begin_name, *iterate_name, *back_name,
+    *same_as_name; /* interned */
 
 /* Whether a key is what `getter` and `unchanged` are asked for. */
 static int is_plain_key(PyObject* key) {
@@ -390,6 +391,17 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   return (PyObject*)self;
 }
 
+/* iter(self): of a sequence that an adapter declares, if its elements are read by a getter, the
+ * results; else as Python says. */
+static PyObject* slots_iter(PyObject* object) {
+  SlotsObject* view = (SlotsObject*)object;
+  if (view->getter == NULL || view->getter == Py_None)
+    return PyObject_CallMethodNoArgs(object, iterate_name);
+  PyObject* begun = PyObject_CallMethodNoArgs(object, begin_name);
+  Py_XDECREF(begun);
+  return begun ? slots_results(object, NULL) : NULL;
+}
+
 /* ---- the type -------------------------------------------------------------------------------- */
 
 /* Owns: keeps references. GIL: needed. Errors: -1 with an exception. */
@@ -488,6 +500,7 @@ static PyTypeObject slots_type = {
     .tp_dealloc = slots_dealloc,
     .tp_traverse = slots_traverse,
     .tp_clear = slots_clear,
+    .tp_iter = slots_iter,
     .tp_as_mapping = &slots_mapping,
     .tp_as_sequence = &slots_sequence,
     .tp_members = slots_members,
@@ -498,10 +511,12 @@ static PyTypeObject slots_type = {
 int py_view_init(PyObject* module) {
   missed_name = PyUnicode_InternFromString("_missed");
   touch_name = PyUnicode_InternFromString("_touch");
+  begin_name = PyUnicode_InternFromString("_begin");
+  iterate_name = PyUnicode_InternFromString("_iterate");
   back_name = PyUnicode_InternFromString("back");
   same_as_name = PyUnicode_InternFromString("same_as");
   slots_type.tp_new = PyBaseObject_Type.tp_new; /* which refuses abstract classes */
-  if (!missed_name || !touch_name || !back_name || !same_as_name ||
+  if (!missed_name || !touch_name || !begin_name || !iterate_name || !back_name || !same_as_name ||
       PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0 ||
       PyModule_AddFunctions(module, view_functions) < 0)
     return -1;

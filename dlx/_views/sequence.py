@@ -70,9 +70,10 @@ class SequenceView(KeyedView, Sequence[T]):
 
     # ---- iteration --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[T]:
+    def _iterate(self) -> Iterator[T]:
+        """Return an iterator over the results, if elements are not read by a getter."""
         elements = self._handler.elements
-        if elements == "fresh" or (elements == "same_as" and self._getter is None):
+        if elements == "fresh" or elements == "same_as":
             return self._counted()
         self._begin()
         return self._results()
