@@ -42,7 +42,19 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["ARROW", "LIST", "TUPLE", "VIEW", "container_of", "is_built_in", "is_plain", "kind_of", "rule_of", "stamp", "what_is"]
+__all__ = [
+    "ARROW",
+    "LIST",
+    "TUPLE",
+    "VIEW",
+    "container_of",
+    "is_built_in",
+    "is_plain",
+    "kind_of",
+    "rule_of",
+    "stamp",
+    "what_is",
+]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 

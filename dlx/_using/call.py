@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dlx._support.tracebacks import REFUSALS, shorten
+from dlx._support.tracebacks import shorten
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.identity import Identity
 from dlx._using.inputs import Inputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Set
 from typing import Any
 from weakref import ref
@@ -130,6 +129,11 @@ class Identity:
         what = kind_of(own)
         return not isinstance(what, Adapter) or is_inside(own, what, target)
 
+    def is_own(self, made: Any, container: Any) -> bool:
+        """Return whether an object is the caller's own for a container that was passed."""
+        passed, own, _, _ = self._containers.get(id(container), (None, None, None, []))
+        return passed is container and own is made
+
     def has_container(self, container: Any) -> bool:
         """Return whether a container was passed."""
         return id(container) in self._containers
@@ -153,19 +157,6 @@ class Identity:
             return None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
-
-    def is_unchanged(self, container: Any, handler: Container, target: Target | None) -> bool:
-        """Return whether a container and all that it holds are the caller's own."""
-        if self.passed(container) is not None:
-            return True
-        known = self._containers.get(id(container))
-        if known is None or known[0] is not container:
-            return False
-        tree = CallTree(container, handler, Failures(""), "", self.kept, strict=None)
-        if not all(self.stays(array, target) for array in tree.arrays):
-            return False
-        stands = functools.partial(self.own_container, target)
-        return tree.rebuild([self.own(array) for array in tree.arrays], "", stands) is known[1]
 
 
 def wrapping(target: Target) -> Any:

@@ -28,27 +28,12 @@ Located = Callable[[tuple[Any, ...]], Place]
 
 
 class Inputs:
-    """Converts what the function of one call is passed.
-
-    Parameters
-    ----------
-    spec, request
-        The function, and the options of the way in.
-    identity
-        Records what was passed.
-
-    Attributes
-    ----------
-    work, writes
-        The streams of the call, and the arrays that may have to be written back.
-    seen
-        (adapter, array, whether it is on the host for certain) of all arrays.
-    """
+    """Converts what the function of one call is passed, and records it in an `Identity`."""
 
     def __init__(self, spec: FunctionSpec, request: Request, identity: Identity) -> None:
         self._spec, self._request, self._identity = spec, request, identity
         self.work, self.writes = Work(request.target, request.stream), Writes(request.target)
-        self.seen: list[tuple[Adapter, Any, bool]] = []
+        self.seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self._declared: set[int] = set()  # addresses of arrays that are written to, wherever they appear
         self._last: tuple[CallTree, Batch] | None = None  # of the arguments, to be undone
 

@@ -40,15 +40,7 @@ class Caller(NamedTuple):
 
     @classmethod
     def of(cls, spec: FunctionSpec, inside: Target, seen: Sequence[tuple[Adapter, Any, bool]]) -> Caller | None:
-        """Return where results go; None if they are not converted.
-
-        Parameters
-        ----------
-        spec, inside
-            The function, and its framework.
-        seen
-            (adapter, array, whether it is on the host for certain) of the arrays among the arguments.
-        """
+        """Return where results go, None if they are not converted; `seen`: as `Inputs.seen`."""
         if spec.returns is not None:
             return cls(registry.target(spec.returns), None, True)
         others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
@@ -83,22 +75,11 @@ def fast_path_of(request: Request) -> tuple[FastPathFunction | None, Any]:
 
 
 class Views:
-    """Makes lazy views of the results of one function that are containers of its own framework.
-
-    Parameters
-    ----------
-    spec, inside
-        The function, and the options of the way in.
-
-    Attributes
-    ----------
-    makers
-        Target -> `ViewMaker.view`, whose elements are committed to the caller's device.
-    """
+    """Makes lazy views of the results of one function that are containers of its framework."""
 
     def __init__(self, spec: FunctionSpec, inside: Request) -> None:
         self._device, self._inside = HOST if spec.returns is None else None, inside
-        self.makers: dict[str, Any] = {}
+        self.makers: dict[str, Any] = {}  # target -> `ViewMaker.view`, of elements that are committed to their device
 
     def make(self, to: str, flags: int, committed: bool) -> Any:
         """Return what makes the views for a target; `flags`: the options of the fast path."""
@@ -111,17 +92,7 @@ class Views:
 
 
 class Outputs:
-    """Converts what the function of one call returns.
-
-    Parameters
-    ----------
-    spec, inside
-        The function, and the options of the way in.
-    identity
-        What was passed.
-    caller
-        Where results go.
-    """
+    """Converts what the function of one call returns; `inside`: the options of the way in."""
 
     def __init__(self, spec: FunctionSpec, inside: Request, identity: Identity, caller: Caller | None) -> None:
         self._spec, self._inside, self._identity, self._caller = spec, inside, identity, caller
@@ -139,9 +110,8 @@ class Outputs:
             detach = self._inside.detach and (self._identity.recorded is None or not self._spec.lazy)
             target, device, committed = self._caller
             request = Request(target, device, None, self._inside.readonly, detach, committed=committed)
-            if self._spec.lazy and isinstance(what, Container):
-                if not self._identity.is_unchanged(value, what, self._named):
-                    return self._view(value, request)
+            if self._spec.lazy and isinstance(what, Container) and not self._is_own(value, what):
+                return self._view(value, request)
         try:
             if isinstance(what, Container):
                 return self._converted(value, what, request)
@@ -149,6 +119,13 @@ class Outputs:
         except REFUSALS as error:
             shorten(error, own=False)
             raise
+
+    def _is_own(self, value: Any, handler: Container) -> bool:
+        """Return whether a container and all that it holds are the caller's own."""
+        identity = self._identity
+        if identity.passed(value) is not None or not identity.has_container(value):
+            return identity.passed(value) is not None
+        return identity.is_own(self._converted(value, handler, None), value)
 
     def _view(self, value: Any, request: Request) -> Any:
         """Return a lazy view of a container, which shows the caller's own arrays."""
