@@ -261,7 +261,8 @@ conformance: $(TESTABLE)
 	@echo "note: in environments of their own: $(or $(KEPT),none)"
 	@for name in $(KEPT); do \
 	    .venv-framework-$$name/bin/python -W ignore -m dlx.testing --json $$name >build/conformance/$$name.json; test $$? -le 1 || exit; done
-	$(RUN) -m dlx.testing --report docs/conformance.md $(foreach name,$(KEPT),--add build/conformance/$(name).json) $(LIBRARIES); test $$? -le 1
+	$(RUN) -m dlx.testing --json $(LIBRARIES) >build/conformance/here.json; test $$? -le 1
+	PYTHONPATH=docs/tools $(RUN) -m conformance docs/conformance.md $(patsubst %,build/conformance/%.json,here $(KEPT))
 
 # Screens of the command for the documentation.
 screens: $(TESTABLE)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent
 C_SRC = ROOT / "c_src"
 HEADERS = runpy.run_path(str(ROOT / "dlx" / "_core" / "headers.py"))  # dlx itself cannot be imported before it is built
 
-# The one way from cffi to CPython: python/module.c adds its builtins to the module object at this address.
+# The one way from cffi to CPython: base/module.c adds its builtins to the module object at this address.
 _BIND = "int dlx_bind(uintptr_t module);\n"
 
 
@@ -45,7 +45,7 @@ ffibuilder.set_source(
     depends=sorted(str(path.relative_to(ROOT)) for path in C_SRC.rglob("*.h")),
     include_dirs=["c_src", "c_src/include"],
     extra_compile_args=compile_flags(),
-    # python/module.c has a PyInit__ffi of its own around cffi's.
+    # base/module.c has a PyInit__ffi of its own around cffi's.
     define_macros=[("DLX_COMPILE_FLAGS", f'"{shown(compile_flags())}"'), ("PyInit__ffi", "dlx_cffi_module")],
     libraries=["dl"],  # where dlopen lives before glibc 2.34; nothing of CUDA is linked
     py_limited_api=False,  # vectorcall types and fast calls are outside the limited API on 3.11

@@ -12,9 +12,11 @@
 #include <string.h>
 
 #include "core/allocate.h"
-#include "dlpack_abi.h"
-#include "python/gil.h"
-#include "python/threads.h"
+#include "core/dtypes.h"
+#include "core/strides.h"
+#include "base/extension.h"
+#include "base/gil.h"
+#include "base/threads.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
 enum {
@@ -50,35 +52,23 @@ static PyTypeObject* array_type;
 static new_array make_array;
 static int (*set_base)(PyObject*, PyObject*);
 
-/* By numpy's type number: what DLPack calls it; bits 0 = nothing. `long` is 64 bits wide on Linux.
- */
+/* By numpy's type number: what DLPack calls it; bits 0 = nothing. */
 static const DLDataType dtypes[NUMBERS] = {
-    [0] = {kDLBool, 8, 1},    [1] = {kDLInt, 8, 1},       [2] = {kDLUInt, 8, 1},
-    [3] = {kDLInt, 16, 1},    [4] = {kDLUInt, 16, 1},     [5] = {kDLInt, 32, 1},
-    [6] = {kDLUInt, 32, 1},   [7] = {kDLInt, 64, 1},      [8] = {kDLUInt, 64, 1},
-    [9] = {kDLInt, 64, 1},    [10] = {kDLUInt, 64, 1},    [11] = {kDLFloat, 32, 1},
-    [12] = {kDLFloat, 64, 1}, [14] = {kDLComplex, 64, 1}, [15] = {kDLComplex, 128, 1},
-    [23] = {kDLFloat, 16, 1},
+#define NUMBER(code, bits, letters, arrow, number) [number] = {code, bits, 1},
+    DLX_DTYPES(NUMBER)[9] = {kDLInt, 64, 1},
+    [10] = {kDLUInt, 64, 1}, /* long long */
 };
-
-/* The other way round, by DLPack's code and the power of two of the bytes: the number plus one, 0 =
- * none. */
-static unsigned char numbers[kDLBool + 1][5];
-
-/* Writes to what is empty only: threads may read it while the module is imported again. */
-static void fill_numbers(void) {
-  for (int n = 0; n < NUMBERS; n++) {
-    if (dtypes[n].bits == 0) continue;
-    unsigned char* number = &numbers[dtypes[n].code][__builtin_ctz(dtypes[n].bits / 8u)];
-    if (*number == 0) *number = (unsigned char)(n + 1); /* long, not long long */
-  }
-}
 
 /* The numpy type number of a dtype; -1 = none. */
 static int number_of(DLDataType dtype) {
-  if (dtype.code > kDLBool || dtype.lanes != 1 || dtype.bits < 8 || dtype.bits & (dtype.bits - 1))
-    return -1;
-  return numbers[dtype.code][__builtin_ctz(dtype.bits / 8u)] - 1;
+  switch ((uint32_t)dtype.lanes << 16 | dtype.code << 8 | dtype.bits) {
+#define CASE(code, bits, letters, arrow, number) \
+  case 1 << 16 | code << 8 | bits:               \
+    return number;
+    DLX_DTYPES(CASE)
+    default:
+      return -1;
+  }
 }
 
 /* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. Threads read
@@ -92,7 +82,7 @@ static atomic_int n_extensions;
 
 /* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
  * without bits, none set. */
-static __attribute__((noinline, cold)) DLDataType extension_of(const array_head* a) {
+static DLDataType extension_of(const array_head* a) {
   for (int i = 0; i < a->ndim; i++) {
     if (a->shape[i] == 0) return (DLDataType){0};
   }
@@ -112,15 +102,10 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
-  int64_t item = dtype.bits / 8;
-  int shift = __builtin_ctz(dtype.bits / 8u); /* a power of two; a division would take longer */
-  for (int i = 0; i < a->ndim; i++) {
-    int64_t bytes = a->byte_strides[i];
-    strides[i] = bytes >> shift;
-    if (strides[i] * item != bytes) {
-      PyErr_SetString(PyExc_BufferError, "the array's strides are not whole elements");
-      return -1;
-    }
+  if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides, dtype.bits / 8,
+                         strides)) {
+    PyErr_SetString(PyExc_BufferError, "the array's strides are not whole elements");
+    return -1;
   }
   *out = (DLTensor){.data = a->data,
                     .device = {kDLCPU, 0},
@@ -146,10 +131,9 @@ static int borrow(void* object, DLTensor* out) {
 
 static void release_base(PyObject* capsule) {
   DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, NULL);
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
+  py_pending pending = py_pending_save();
   if (m && m->deleter) m->deleter(m);
-  PyErr_Restore(type, value, traceback);
+  py_pending_restore(pending);
 }
 
 /* Import. The array's base is a capsule that owes the deleter. GIL: needed.
@@ -202,10 +186,7 @@ static void release_array(DLManagedTensorVersioned* m) {
   int held = py_holds_gil();
   PyGILState_STATE state = PyGILState_LOCKED;
   if (held ? Py_IsInitialized() : py_gil_take(&state)) {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    Py_DECREF((PyObject*)m->manager_ctx);
-    PyErr_Restore(type, value, traceback);
+    py_drop(m->manager_ctx);
     if (!held) PyGILState_Release(state);
   }
   free(m);
@@ -308,25 +289,15 @@ static PyObject* facts(PyObject* module, PyObject* array) {
   }
   int64_t elements[MAX_NDIM];
   if (describe((array_head*)array, elements, &t) < 0) return NULL;
-  PyObject *shape = PyTuple_New(t.ndim), *strides = PyTuple_New(t.ndim);
-  for (int32_t i = 0; shape && strides && i < t.ndim; i++) {
-    PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(t.shape[i]));
-    PyTuple_SET_ITEM(strides, i, PyLong_FromLongLong(t.strides[i]));
-  }
-  if (PyErr_Occurred()) {
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
-    return NULL;
-  }
-  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), shape, strides, t.dtype.code,
-                       t.dtype.bits, t.dtype.lanes);
+  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), py_tuple_of(t.shape, t.ndim),
+                       py_tuple_of(t.strides, t.ndim), t.dtype.code, t.dtype.bits, t.dtype.lanes);
 }
 
 static PyMethodDef functions[] = {
-    {"exchange_api", exchange_api, METH_O, exchange_api_doc},
-    {"facts", facts, METH_O, facts_doc},
-    {"extend", extend, METH_VARARGS, extend_doc},
-    {NULL, NULL, 0, NULL},
+    PY_ONE(exchange_api),
+    PY_ONE(facts),
+    PY_VARARGS(extend),
+    PY_END,
 };
 
 static struct PyModuleDef definition = {
@@ -338,6 +309,5 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  fill_numbers();
   return py_gil_open() < 0 ? NULL : py_without_gil(PyModule_Create(&definition));
 }

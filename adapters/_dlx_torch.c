@@ -15,49 +15,48 @@
 #include <string.h>
 
 #include "dlx.h"
-#include "python/exchange.h"
-#include "python/threads.h"
+#include "interop/tables.h"
+#include "base/extension.h"
+#include "base/threads.h"
 
 /* The head of a Python tensor: an at::Tensor, which is one pointer to its TensorImpl. */
 typedef struct {
   PyObject_HEAD void* tensor;
 } tensor_head;
 
+/* What is called: functions of at::native, of a const Tensor&; a method of c10::TensorImpl, whose
+ * pointer comes first; and torch's stable C interface, whose storage_size is in bytes and whose
+ * storage_offset is in elements. */
+#define TORCH_CALLS(CALL, STABLE)                                                          \
+  CALL(is_neg, (const void*), "libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE")     \
+  CALL(is_conj, (const void*), "libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE")   \
+  CALL(is_zerotensor, (const void*), "libtorch_cpu.so",                                    \
+       "_ZN2at6native14_is_zerotensorERKNS_6TensorE")                                      \
+  CALL(requires_grad, (const void*), "libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv") \
+  STABLE(storage_size, (void*, int64_t*))                                                  \
+  STABLE(storage_offset, (void*, int64_t*))                                                \
+  STABLE(device_type, (void*, int32_t*))                                                   \
+  STABLE(dtype, (void*, int32_t*))                                                         \
+  STABLE(dim, (void*, int64_t*))                                                           \
+  STABLE(sizes, (void*, int64_t**))                                                        \
+  STABLE(strides, (void*, int64_t**))                                                      \
+  STABLE(data_ptr, (void*, void**))
+
+#define CALL_MEMBER(name, parameters, library, symbol) _Bool(*name) parameters;
+#define STABLE_MEMBER(name, parameters) int32_t(*name) parameters;
 static struct {
-  _Bool (*is_neg)(const void*);             /* at::native, of a const Tensor& */
-  _Bool (*is_conj)(const void*);            /* at::native */
-  _Bool (*is_zerotensor)(const void*);      /* at::native */
-  _Bool (*requires_grad)(const void*);      /* c10::TensorImpl, a method: its pointer comes first */
-  int32_t (*storage_size)(void*, int64_t*); /* bytes; torch's stable C interface */
-  int32_t (*storage_offset)(void*, int64_t*); /* elements; the same, as all below but the last */
-  int32_t (*device_type)(void*, int32_t*);
-  int32_t (*dtype)(void*, int32_t*);
-  int32_t (*dim)(void*, int64_t*);
-  int32_t (*sizes)(void*, int64_t**);
-  int32_t (*strides)(void*, int64_t**);
-  int32_t (*data_ptr)(void*, void**);
+  TORCH_CALLS(CALL_MEMBER, STABLE_MEMBER)
   void** plain_class; /* the virtual table of c10::TensorImpl */
 } torch;
 
+#define CALL_WANTED(name, parameters, library, symbol) {library, symbol, (void**)&torch.name},
+#define STABLE_WANTED(name, parameters) \
+  {"libtorch_cpu.so", "aoti_torch_get_" #name, (void**)&torch.name},
 static const struct {
   const char *library, *name;
   void** function;
-} wanted[] = {
-    {"libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE", (void**)&torch.is_neg},
-    {"libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE", (void**)&torch.is_conj},
-    {"libtorch_cpu.so", "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
-     (void**)&torch.is_zerotensor},
-    {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv", (void**)&torch.requires_grad},
-    {"libtorch_cpu.so", "aoti_torch_get_storage_size", (void**)&torch.storage_size},
-    {"libtorch_cpu.so", "aoti_torch_get_storage_offset", (void**)&torch.storage_offset},
-    {"libtorch_cpu.so", "aoti_torch_get_device_type", (void**)&torch.device_type},
-    {"libtorch_cpu.so", "aoti_torch_get_dtype", (void**)&torch.dtype},
-    {"libtorch_cpu.so", "aoti_torch_get_dim", (void**)&torch.dim},
-    {"libtorch_cpu.so", "aoti_torch_get_sizes", (void**)&torch.sizes},
-    {"libtorch_cpu.so", "aoti_torch_get_strides", (void**)&torch.strides},
-    {"libtorch_cpu.so", "aoti_torch_get_data_ptr", (void**)&torch.data_ptr},
-    {"libc10.so", "_ZTVN3c1010TensorImplE", (void**)&torch.plain_class},
-};
+} wanted[] = {TORCH_CALLS(CALL_WANTED, STABLE_WANTED){"libc10.so", "_ZTVN3c1010TensorImplE",
+                                                      (void**)&torch.plain_class}};
 
 /* Whether a tensor is of the plain class, whose first word is the address of its virtual table's
  * first function: sparse, nested and functorch's tensors are of others. */
@@ -316,14 +315,10 @@ static PyObject* answers(PyObject* module, PyObject* tensor) {
 }
 
 static PyMethodDef functions[] = {
-    {"guard_function", guard_function, METH_NOARGS, guard_function_doc},
-    {"exchange_table", exchange_table, METH_VARARGS, exchange_table_doc},
-    {"bind", bind, METH_VARARGS, bind_doc},
-    {"is_tracing", is_tracing, METH_NOARGS, is_tracing_doc},
-    {"lifting_table", lifting_table, METH_O, lifting_table_doc},
-    {"handle", handle, METH_O, handle_doc},
-    {"answers", answers, METH_O, answers_doc},
-    {NULL, NULL, 0, NULL},
+    PY_NOARGS(guard_function), PY_VARARGS(exchange_table),
+    PY_VARARGS(bind),          PY_NOARGS(is_tracing),
+    PY_ONE(lifting_table),     PY_ONE(handle),
+    PY_ONE(answers),           PY_END,
 };
 
 static struct PyModuleDef definition = {

@@ -13,7 +13,8 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
-#include "python/threads.h"
+#include "base/extension.h"
+#include "base/threads.h"
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
 static PyObject* handle_of;           /* tvm_ffi.Tensor.__chandle__; never freed */
@@ -165,13 +166,6 @@ static void* wrapped(PyObject* obj) {
   return found;
 }
 
-/* Clear an Exception that is no MemoryError. Errors: what else is set stays. */
-static void forget(void) {
-  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception) &&
-      !PyErr_ExceptionMatches(PyExc_MemoryError))
-    PyErr_Clear();
-}
-
 /* The object that a container has at a key: an address to compare, of what the container holds.
  * GIL: needed, no Python runs. Errors: NULL, none set: it is no object, or there is none. */
 static void* child_at(void* get, void* container, PyObject* key) {
@@ -182,13 +176,13 @@ static void* child_at(void* get, void* container, PyObject* key) {
   } else {
     Py_ssize_t length;
     const char* text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &length) : NULL;
-    if (text == NULL || (size_t)length != strlen(text)) return forget(), NULL;
+    if (text == NULL || (size_t)length != strlen(text)) return py_error_forget(), NULL;
     args[1] = (any){.type_index = TVM_RAW_STRING, .value.text = text};
   }
-  if (PyErr_Occurred()) return forget(), NULL; /* a number without end */
+  if (PyErr_Occurred()) return py_error_forget(), NULL; /* a number without end */
   if (call(get, args, 2, &result) != 0) {
     void* error = NULL;
-    forget();
+    py_error_forget();
     take_error(&error);
     if (error) release(error);
     return NULL;
@@ -201,10 +195,7 @@ static void* child_at(void* get, void* container, PyObject* key) {
 /* `self` is (container, its address, getter, its address): a container keeps its handle here. Owns:
  * new. GIL: needed. Errors: NULL with an exception. */
 static PyObject* has_still(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "unchanged takes a key and a child");
-    return NULL;
-  }
+  if (!py_args("unchanged", nargs, 2, 2)) return NULL;
   void* container = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 1));
   void *get = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 3)), *child = wrapped(args[1]);
   int is_same = container && get && child && child_at(get, container, args[0]) == child;
@@ -242,10 +233,8 @@ static Py_ssize_t offset_of_handles(PyObject* tensors) {
 
 /* Owns: new. GIL: needed. Errors: NULL with an exception. */
 static PyObject* find_handles(PyObject* module, PyObject* tensors) {
-  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
-    PyErr_SetString(PyExc_TypeError, "find_handles takes a list of tensors");
-    return NULL;
-  }
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
+    return PyErr_Format(PyExc_TypeError, "find_handles takes a list of tensors");
   Py_ssize_t place = offset_of_handles(tensors);
   atomic_store(&handle_at, place);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(place != 0);
@@ -260,24 +249,17 @@ PyDoc_STRVAR(facts_doc,
 static PyObject* facts(PyObject* module, PyObject* tensor) {
   DLTensor t;
   if (borrow(tensor, &t) < 0) return NULL;
-  PyObject *shape = PyTuple_New(t.ndim), *strides = PyTuple_New(t.strides ? t.ndim : 0);
-  for (int32_t i = 0; shape && strides && i < t.ndim; i++) {
-    PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(t.shape[i]));
-    if (t.strides) PyTuple_SET_ITEM(strides, i, PyLong_FromLongLong(t.strides[i]));
-  }
-  if (PyErr_Occurred()) {
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
-    return NULL;
-  }
-  return Py_BuildValue("(NNN(iii)(ii))", PyLong_FromVoidPtr((char*)t.data + t.byte_offset), shape,
-                       strides, t.dtype.code, t.dtype.bits, t.dtype.lanes, t.device.device_type,
+  return Py_BuildValue("(NNN(iii)(ii))", PyLong_FromVoidPtr((char*)t.data + t.byte_offset),
+                       py_tuple_of(t.shape, t.ndim), py_tuple_of(t.strides, t.strides ? t.ndim : 0),
+                       t.dtype.code, t.dtype.bits, t.dtype.lanes, t.device.device_type,
                        t.device.device_id);
 }
 
-static PyMethodDef has_still_method = {
-    "unchanged", (PyCFunction)(void (*)(void))has_still, METH_FASTCALL,
-    "unchanged(key, child, /)\n--\n\nReturn whether the container has this very child there."};
+PyDoc_STRVAR(has_still_doc,
+             "unchanged(key, child, /)\n--\n\n"
+             "Return whether the container has this very child there.");
+
+static PyMethodDef has_still_method = PY_FASTCALL(has_still);
 
 PyDoc_STRVAR(
     unchanged_doc,
@@ -300,13 +282,8 @@ static PyObject* unchanged(PyObject* module, PyObject* args) {
 }
 
 static PyMethodDef functions[] = {
-    {"exchange_api", exchange_api, METH_VARARGS, exchange_api_doc},
-    {"bind", bind, METH_VARARGS, bind_doc},
-    {"handle", handle, METH_O, handle_doc},
-    {"unchanged", unchanged, METH_VARARGS, unchanged_doc},
-    {"find_handles", find_handles, METH_O, find_handles_doc},
-    {"facts", facts, METH_O, facts_doc},
-    {NULL, NULL, 0, NULL},
+    PY_VARARGS(exchange_api), PY_VARARGS(bind), PY_ONE(handle), PY_VARARGS(unchanged),
+    PY_ONE(find_handles),     PY_ONE(facts),    PY_END,
 };
 
 static struct PyModuleDef definition = {

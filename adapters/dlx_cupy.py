@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
@@ -34,10 +33,12 @@ from dlx.adapter import (
     DTypes,
     FastPath,
     Layout,
+    Owner,
     Stream,
     StreamSupport,
     Tensor,
     look_up,
+    offer,
     over_memory,
     type_name,
 )
@@ -99,6 +100,12 @@ class _Devices(Devices):
 
     def from_native(self, native_device: Any) -> Device:
         return Device(f"{self.kind}:{int(native_device)}")
+
+    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
+        with self.to_native(device):
+            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
+            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     def available(self) -> Iterable[Any]:
         runtime = sys.modules["cupy"].cuda.runtime
@@ -174,12 +181,11 @@ class CupyAdapter(Adapter):
 
     name = "cupy"
     package = "cupy"
-    install = "pip install cupy-cuda12x"
     types = ("cupy.ndarray",)
     namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, memory=("data", "ptr"))
+    fast_path = FastPath(types=types, owner=Owner("data", address="ptr"))
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
     containers = (
         Container(
@@ -209,7 +215,7 @@ class CupyAdapter(Adapter):
             )
         if not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            return Blocker(because, resolution=self.copy, copies=True)
+            return Blocker(because, resolution=self.copy, needs="copy")
         return None
 
     def _info(self, obj: Any) -> ArrayInfo:
@@ -247,17 +253,11 @@ class CupyAdapter(Adapter):
             dtypes=DTYPES.known(),
             device_types=frozenset(Device(kind).type for kind in kinds),
             layouts=Layout.ANY,
-            max_ndim=64 if int(self.version().partition(".")[0]) >= 14 else 32,
+            ndims=(0, 64 if int(sys.modules["cupy"].__version__.partition(".")[0]) >= 14 else 32),
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
-
-    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
-        with DEVICES.to_native(device):
-            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
-            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
+        return sys.modules["cupy"].from_dlpack(tensor)
 
     # ---- inside cupy ------------------------------------------------------------------------------------------------
 
@@ -295,7 +295,4 @@ def _whole_elements(obj: Any) -> bool:
     return all(step % itemsize == 0 for step, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return cupy's adapter."""
-    return [CupyAdapter()]
+dlx_adapters = offer(CupyAdapter())

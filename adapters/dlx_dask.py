@@ -21,12 +21,14 @@ from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
     DTypes,
     Layout,
     look_up,
+    offer,
     type_name,
 )
 from dlx.errors import ConversionError
@@ -103,10 +105,9 @@ class DaskAdapter(Adapter):
 
     name = "dask"
     package = "dask.array"
-    install = "pip install 'dask[array]'"
     types = ("dask.array.Array",)
     dtypes = DTypes("numpy", {name: name for name in _DTYPES})
-    map_chunks = staticmethod(_map_chunks)
+    arrays = Arrays(map_chunks=_map_chunks)
 
     def describe(self, obj: Any) -> Description:
         return Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
@@ -135,7 +136,4 @@ class DaskAdapter(Adapter):
         return _cut(dlx.convert(tensor, to="numpy", copy=False))
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return dask's adapter."""
-    return [DaskAdapter()]
+dlx_adapters = offer(DaskAdapter())

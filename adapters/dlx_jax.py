@@ -37,6 +37,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
@@ -52,11 +53,12 @@ from dlx.adapter import (
     buffer_exchange,
     consumed,
     look_up,
+    offer,
     over_memory,
     type_name,
     unmarked,
 )
-from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import ConversionError, DeviceError, DTypeError
 
 HOST = Device("cpu")
 CUDA = Device("cuda").type
@@ -99,6 +101,7 @@ DTYPES = _DTypes(
     "jax",
     {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS},
     storage=dict.fromkeys(_UNTAKEN, "uint8"),
+    switches=("config.jax_enable_x64", "config.jax_platforms", "config.jax_default_device"),
 )
 
 
@@ -291,7 +294,7 @@ def _detached(obj: Any) -> Any:
 
 
 # What traces may differentiate: nothing tells.
-_GRAPH = Blocker("its gradients would be lost", "", ConversionError, resolution=_detached, option="detach")
+_GRAPH = Blocker("its gradients would be lost", "", ConversionError, resolution=_detached, needs="detach")
 
 
 class JaxAdapter(Adapter):
@@ -299,23 +302,19 @@ class JaxAdapter(Adapter):
 
     name = "jax"
     package = "jax"
-    install = "pip install jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     namespaces = ("jax.numpy",)
-    immutable = True
+    arrays = Arrays(immutable=True, alignment=64)
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(
         types=("jaxlib._jax.ArrayImpl",),
         exchange=_exchange,
         export=_export,
-        imports=False,
-        one_type=True,
         describe=_exported_info,
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _imported)
-    switches = ("config.jax_enable_x64", "config.jax_platforms", "config.jax_default_device")
     known_issues = (
         KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits silently where x64 is off, copy=False included",
@@ -349,7 +348,7 @@ class JaxAdapter(Adapter):
         blockers = [] if blocker is None else [blocker]
         if blocker is None or blocker.resolution is not None:
             dtype = self._without_dlpack(obj)
-            if dtype is not None and not (dtype.copies and blockers and blockers[0].copies):
+            if dtype is not None and not (dtype.needs == "copy" and blockers and blockers[0].needs == "copy"):
                 blockers.append(dtype)
             device = DEVICES.known(_first_device(obj)) if blocker is not None else None
         if _is_a(obj, "jax.core.Tracer"):
@@ -359,16 +358,16 @@ class JaxAdapter(Adapter):
     def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""
         if _is_a(obj, "jax.core.Tracer"):
-            return _refuse(
+            return Blocker(
                 "inside a jax transformation (jit, grad, vmap, scan) values have no data",
                 "Convert outside of it, or call back with jax.pure_callback.",
             )
         if _is_a(obj, "jax.Ref"):
-            return _refuse("it is a mutable reference", "Convert its value, ref[...].", no_copy=True)
+            return Blocker("it is a mutable reference", "Convert its value, ref[...].", also_blocks=("copy",))
         if _is_a(obj, "jax.experimental.sparse.JAXSparse"):
-            return _refuse("it is sparse", "Call .todense() first.", no_copy=True)
-        if self.module().dtypes.issubdtype(obj.dtype, self.module().dtypes.extended):
-            return _refuse(
+            return Blocker("it is sparse", "Call .todense() first.", also_blocks=("copy",))
+        if sys.modules["jax"].dtypes.issubdtype(obj.dtype, sys.modules["jax"].dtypes.extended):
+            return Blocker(
                 f"it holds {obj.dtype}, which is no number", "Convert jax.random.key_data(key) of a key.", DTypeError
             )
         return None
@@ -376,12 +375,14 @@ class JaxAdapter(Adapter):
     def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why an array has no memory that could be exported, or has it on several devices; or None."""
         if obj.is_deleted():
-            return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
+            return Blocker(
+                "it was deleted or donated", "Convert it before that, or a copy of it.", also_blocks=("copy",)
+            )
         if not obj.is_fully_addressable:
-            return _refuse("parts of it are in other processes", f"Convert what is in this one: {_PARTS}.", DeviceError)
+            return Blocker("parts of it are in other processes", f"Convert what is in this one: {_PARTS}.", DeviceError)
         device = _first_device(obj)
         if device.platform != "cpu" and DEVICES.known(device) != Device(CUDA, device.local_hardware_id or 0):
-            return _refuse(
+            return Blocker(
                 f"it is on {device}, and dlx converts memory of the host and of CUDA",
                 "Move it with jax.device_put(x, jax.devices('cpu')[0]) first.",
                 DeviceError,
@@ -391,19 +392,19 @@ class JaxAdapter(Adapter):
             return Blocker(f"it is replicated over {count} devices, and its first shard is read", resolution=_shard)
         if count > 1:
             fix = f"Convert its parts: {_PARTS}."
-            return Blocker(f"it is spread over {count} devices", fix, resolution=_gathered, copies=True)
+            return Blocker(f"it is spread over {count} devices", fix, resolution=_gathered, needs="copy")
         return None
 
     def _without_dlpack(self, obj: Any) -> Blocker | None:
         """Return why jax cannot export an array of numbers, or None."""
         if DTYPES.from_native(obj.dtype) is None:
-            return _refuse(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
+            return Blocker(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
         if str(obj.dtype) in _UNNAMED:
             because = f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own"
-            return Blocker(because, resolution="copy", copies=True)
+            return Blocker(because, resolution="copy", needs="copy")
         if str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
             because = f"its {obj.dtype} elements are packed and not in row-major order"
-            return Blocker(because, resolution="copy", copies=True)
+            return Blocker(because, resolution="copy", needs="copy")
         return None
 
     def _info(self, obj: Any) -> ArrayInfo:
@@ -440,29 +441,21 @@ class JaxAdapter(Adapter):
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
-        config, lowered = self.module().config, self.lowered
+        config, lowered = sys.modules["jax"].config, self.lowered
         narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
         return Capabilities(
             dtypes=DTYPES.known() - narrows - _BROKEN,
-            narrows=narrows,
             device_types=frozenset(kind for kind, there in places if there),
             layouts=Layout.PERMUTED,
             min_alignment=64,
-            max_ndim=64,
             keeps_readonly=True,  # jax never writes
             copies=dict.fromkeys(_UNTAKEN, "copies elements of less than a byte"),
             home=DEVICES.home(),
             subbyte="padded",
             empty_extents="leading bytes",
             refusals=_refusals(narrows, "" if DEVICES.has_host() else config.jax_platforms),
-            allocates_aligned=64,
         )
-
-    def variant(self, wanted: type | Tensor) -> Adapter:
-        if isinstance(wanted, type) and wanted is not self.module().Array:
-            raise AdapterNotFoundError(f"{type_name(wanted)} cannot be a target", fix="Say to='jax'.")
-        return self
 
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
@@ -490,7 +483,7 @@ class JaxAdapter(Adapter):
         if tensor.is_host and tensor.device.id != native_device.local_hardware_id:
             device = Device(HOST.type, native_device.local_hardware_id)
             tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
-        array = self.module().dlpack.from_dlpack(tensor)
+        array = sys.modules["jax"].dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array if committed or not _is_row_major(tensor) else _uncommitted(array)
@@ -498,7 +491,7 @@ class JaxAdapter(Adapter):
     # ---- inside jax -------------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        return obj.copy() if device is None else self.module().device_put(obj, DEVICES.to_native(device))
+        return obj.copy() if device is None else sys.modules["jax"].device_put(obj, DEVICES.to_native(device))
 
 
 @functools.cache
@@ -520,10 +513,6 @@ def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, s
             f'Set JAX_PLATFORMS={platforms},cpu, or say jax.config.update("jax_platforms", "{platforms},cpu") first.',
         )
     return found
-
-
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
-    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _first_device(obj: Any) -> Any:
@@ -595,7 +584,4 @@ def _strides(obj: Any) -> tuple[int, ...] | None:
     return tuple(strides)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return jax's adapter."""
-    return [JaxAdapter()]
+dlx_adapters = offer(JaxAdapter())

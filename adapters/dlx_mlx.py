@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -31,6 +30,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     forward,
+    offer,
 )
 
 _TAKEN = frozenset({*COMMON_DTYPES, "complex64"} - {"float64"})
@@ -73,7 +73,6 @@ class MlxAdapter(Adapter):
 
     name = "mlx"
     package = "mlx.core"
-    install = "pip install 'mlx[cpu]'"
     types = ("mlx.core.array",)
     namespaces = ("mlx.core",)
     dtypes = DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})
@@ -87,21 +86,17 @@ class MlxAdapter(Adapter):
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             min_alignment=1,
             copies=True,
-            narrows=frozenset(_NARROWS),
             refusals=_NARROWS,
         )
 
     def load(self, tensor: Tensor) -> Any:
         try:
-            return self.module().from_dlpack(tensor)
+            return sys.modules["mlx.core"].from_dlpack(tensor)
         except ValueError:  # strides below 0, of extents below 2
-            return self.module().from_dlpack(forward(tensor))
+            return sys.modules["mlx.core"].from_dlpack(forward(tensor))
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        return self.module().array(obj)
+        return sys.modules["mlx.core"].array(obj)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return mlx's adapter."""
-    return [MlxAdapter()]
+dlx_adapters = offer(MlxAdapter())

@@ -19,6 +19,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -33,6 +34,7 @@ from dlx.adapter import (
     Tensor,
     WriteTracking,
     consumed,
+    offer,
     over_memory,
     type_name,
     viewed,
@@ -133,7 +135,6 @@ class _Numpy(Adapter):
 
     name = "numpy"
     package = "numpy"
-    install = "pip install numpy"
     dtypes = DTYPES
     known_issues = (
         KnownIssue(
@@ -152,7 +153,7 @@ class _Numpy(Adapter):
             does="holds at most 32 dimensions",
             see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
             before="2.0",
-            lowers={"max_ndim": 32},
+            lowers={"ndims": (0, 32)},
         ),
         KnownIssue(
             does="drops the mask of a masked array on export; dlx refuses it",
@@ -352,13 +353,13 @@ class NumpyAdapter(_Numpy):
     types = ("numpy.ndarray",)
     namespaces = ("array_api_compat.numpy", "numpy")
     containers = _FILES
-    fast_path = FastPath(  # arrays of objects are refused everywhere
+    fast_path = FastPath(
         types=("numpy.ndarray",),
         subclasses=_keeps_export,
         exchange=_exchange,
         export=_export_extension,
         unblocks=True,
-        returns_same=False,
+        checks_same=True,  # arrays of objects are refused everywhere
         guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
     )
@@ -384,13 +385,13 @@ class NumpyAdapter(_Numpy):
         obj = _plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Blocker(*refused, DTypeError, always=obj.dtype.kind == "O")
+            yield Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
         elif not obj.dtype.isnative:
             because = f"its elements ({obj.dtype.str}) are in the other byte order"
-            yield Blocker(because, resolution=_native_order, copies=True)
+            yield Blocker(because, resolution=_native_order, needs="copy")
         elif not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            yield Blocker(because, resolution=self.copy, copies=True)
+            yield Blocker(because, resolution=self.copy, needs="copy")
 
     def _info(self, obj: Any) -> ArrayInfo:
         kind, base, obj = type(obj), obj.base, _plain(obj)
@@ -417,7 +418,6 @@ class NumpyAdapter(_Numpy):
             dtypes=DTYPES.known(),
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=64,
             keeps_readonly=True,
             subbyte="padded",
             empty_extents="bytes",
@@ -425,7 +425,7 @@ class NumpyAdapter(_Numpy):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        np = self.module()
+        np = sys.modules["numpy"]
         if "imports_by" not in self.lowered:
             array = np.from_dlpack(tensor)
             if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
@@ -448,7 +448,7 @@ class NumpyScalarAdapter(_Numpy):
     name = "numpy scalar"
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
-    root_only = True
+    arrays = Arrays(root_only=True)
     fast_path = FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
     def describe(self, obj: Any) -> Description:
@@ -457,7 +457,7 @@ class NumpyScalarAdapter(_Numpy):
             blocker = Blocker(*refused, DTypeError)
         else:
             because = "a scalar is a value, not memory to share"
-            blocker = Blocker(because, resolution=self.module().array, copies=True)
+            blocker = Blocker(because, resolution=sys.modules["numpy"].array, needs="copy")
         return Description(functools.partial(self._info, obj), (blocker,))
 
     def _info(self, obj: Any) -> ArrayInfo:
@@ -546,7 +546,4 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     return None
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return numpy's adapters."""
-    return [NumpyAdapter(), NumpyScalarAdapter()]
+dlx_adapters = offer(NumpyAdapter(), NumpyScalarAdapter())

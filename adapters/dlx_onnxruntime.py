@@ -8,9 +8,9 @@ maps, optional values without one, and sparse tensors.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -24,6 +24,7 @@ from dlx.adapter import (
     Tensor,
     consumed,
     keeping,
+    offer,
 )
 from dlx.errors import DTypeError
 
@@ -37,6 +38,11 @@ def _export(value: Any) -> Tensor:
     return keeping(consumed(value.__dlpack__()), value)  # its capsule does not keep numpy's memory alive
 
 
+class _DTypes(DTypes):
+    def native(self, attribute: str) -> Any:
+        return attribute  # its dtypes are words
+
+
 class _Devices(ReportedDevices):
     def of(self, obj: Any) -> Device | None:
         return super().of(obj) if obj.is_tensor() else Device("cpu")  # others raise where they are asked
@@ -46,10 +52,8 @@ class OnnxRuntimeAdapter(Adapter):
     """onnxruntime.OrtValue."""
 
     name = package = "onnxruntime"
-    install = "pip install onnxruntime"
     types = ("onnxruntime.OrtValue",)
-    display_name = "value"
-    dtypes = DTypes(package, {name: f"tensor({word})" for name, word in _WORDS.items()}, words=True)
+    dtypes = _DTypes(package, {name: f"tensor({word})" for name, word in _WORDS.items()})
     devices = _Devices()
     fast_path = FastPath(types=types, export=_export)
 
@@ -68,10 +72,7 @@ class OnnxRuntimeAdapter(Adapter):
         return Capabilities(dtypes=self.dtypes.known())
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().OrtValue.from_dlpack(tensor)
+        return sys.modules["onnxruntime"].OrtValue.from_dlpack(tensor)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return onnxruntime's adapter."""
-    return [OnnxRuntimeAdapter()]
+dlx_adapters = offer(OnnxRuntimeAdapter())

@@ -34,14 +34,15 @@ from dlx.adapter import (
     Layout,
     ReportedDevices,
     Tensor,
+    offer,
 )
-from dlx.errors import ConversionError, LayoutError
+from dlx.errors import ConversionError
 
 _DTYPES = (*COMMON_DTYPES, "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
 _WIDE = tuple(map(DType, ("uint16", "uint32", "uint64")))
-_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
-_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", option="detach")
-_SPARSE = Blocker("it is sparse", "Call .to_dense() first.", LayoutError, no_copy=True)
+_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, ndims=(0, 9))
+_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", needs="detach")
+_SPARSE = Blocker("it is sparse", "Call .to_dense() first.", also_blocks=("copy",))
 
 
 def _device(place: Any) -> Device:
@@ -54,18 +55,16 @@ class PaddleAdapter(Adapter):
     """paddle.Tensor, and parameters."""
 
     name = package = "paddle"
-    install = "pip install paddlepaddle"
     types = ("paddle.Tensor",)
     namespaces = ("paddle",)
-    display_name = "tensor"
     dtypes = DTypes(package, _DTYPES)
-    devices = ReportedDevices(_device)
-    moves = False  # cpu() would say that the result needs gradients, without a way back
+    devices = ReportedDevices(
+        _device, moves=False
+    )  # cpu() would say that the result needs gradients, without a way back
     fast_path = FastPath(
         types=types,
         guards=(Guard("requires_grad", _GRAD),),
-        detach="detach",
-        takes=dataclasses.replace(_TAKES, empty_extents="none"),
+        imports=dataclasses.replace(_TAKES, empty_extents="none"),
     )
 
     gradients = GradSupport(lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled())
@@ -83,7 +82,7 @@ class PaddleAdapter(Adapter):
         return dataclasses.replace(_TAKES, dtypes=self.dtypes.known())
 
     def load(self, tensor: Tensor) -> Any:
-        paddle = self.module()
+        paddle = sys.modules["paddle"]
         if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
             signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # it makes no wide unsigned ones
             return signed.view(self.dtypes.to_native(tensor.dtype))
@@ -95,7 +94,4 @@ class PaddleAdapter(Adapter):
         return obj.clone()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return paddle's adapter."""
-    return [PaddleAdapter()]
+dlx_adapters = offer(PaddleAdapter())

@@ -13,7 +13,18 @@ import sys
 from typing import Any, cast
 
 import dlx
-from dlx.adapter import Adapter, ArrayInfo, ArrowSource, Blocker, Container, Description, FastPath, Tensor, type_name
+from dlx.adapter import (
+    ArrayInfo,
+    Arrays,
+    ArrowSource,
+    Blocker,
+    Container,
+    Description,
+    FastPath,
+    Tensor,
+    offer,
+    type_name,
+)
 from dlx.errors import DlxError, DTypeError, LayoutError
 
 _PROTOCOLS = ("__arrow_c_stream__",)
@@ -78,10 +89,8 @@ class PandasAdapter(ArrowSource):
     """pandas.Series; pandas.DataFrame as a container of them."""
 
     name = package = "pandas"
-    install = "pip install pandas"
-    display_name = "column"
     types = ("pandas.Series",)
-    immutable = True
+    arrays = Arrays(immutable=True)
     fast_path = FastPath(types=("pandas.Series",), export=_shared, describe=_info)
     containers = (Container(types=("pandas.DataFrame",), kind="wrapper", flatten=_columns, falls_to=dict),)
 
@@ -103,7 +112,4 @@ class PandasAdapter(ArrowSource):
         return super().export(obj, stream=stream) if tensor is None else tensor
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return pandas' adapter."""
-    return [PandasAdapter()]
+dlx_adapters = offer(PandasAdapter())

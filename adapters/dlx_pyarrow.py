@@ -20,6 +20,7 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     ArrowSource,
     Blocker,
     Capabilities,
@@ -35,9 +36,10 @@ from dlx.adapter import (
     arrow_exchange,
     arrow_info,
     forward,
+    offer,
     type_name,
 )
-from dlx.errors import AdapterNotFoundError, LayoutError
+from dlx.errors import AdapterNotFoundError
 
 
 class _DTypes(DTypes):
@@ -65,19 +67,17 @@ _NUMBERS = frozenset(DTYPES.names) - {"bool"}
 _REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
 _ARRAYS = Capabilities(
     dtypes=frozenset(DTYPES.names),
-    min_ndim=1,
-    max_ndim=1,
+    ndims=(1, 1),
     keeps_readonly=True,
     copies={"bool": "packs bools eight to a byte"},
 )
 _TENSORS = Capabilities(
     dtypes=_NUMBERS,
     layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-    max_ndim=64,
     keeps_readonly=True,
     refusals=_REFUSALS,
 )
-_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, max_ndim=64, keeps_readonly=True)  # taken by both
+_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, keeps_readonly=True)  # taken by both
 
 _PRIMITIVE = (
     *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
@@ -102,7 +102,6 @@ class _Arrow(Adapter):
 
     name = "pyarrow"
     package = "pyarrow"
-    install = "pip install pyarrow"
     dtypes = DTYPES
     devices = Devices(_device)
     known_issues = (
@@ -142,8 +141,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
         exchange=_exchange,
         unblocks=ArrowSource.joined,
-        imports=False,
-        takes=_COMPACT,
+        imports=_COMPACT,
         describe=arrow_info,
     )
 
@@ -153,7 +151,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         return str(obj.type)
 
     def describe(self, obj: Any) -> Description:
-        pa = self.module()
+        pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.Tensor):
             tensor = self.export(obj)
             protocols = ("__dlpack__", "buffer")
@@ -161,13 +159,13 @@ class ArrowAdapter(_Arrow, ArrowSource):
                 functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), protocols), (), tensor
             )
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            sparse = Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
+            sparse = Blocker("it is sparse", "Call .to_tensor() first.", also_blocks=("copy",))
             kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
             return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
         return super().describe(obj)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if not isinstance(obj, self.module().Tensor):
+        if not isinstance(obj, sys.modules["pyarrow"].Tensor):
             return super().export(obj)
         if self.lowered.get("tensors_by"):
             return dlx.convert(memoryview(obj), to="dlx")
@@ -181,7 +179,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
     def variant(self, wanted: type | Tensor) -> Adapter:
         if isinstance(wanted, Tensor):
             return _ARRAY_TARGET if wanted.ndim == 1 else _TENSOR_TARGET
-        pa = self.module()
+        pa = sys.modules["pyarrow"]
         if wanted is pa.Array or wanted is pa.Tensor:
             return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
         raise AdapterNotFoundError(
@@ -192,7 +190,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         return (_ARRAY_TARGET if tensor.ndim == 1 else _TENSOR_TARGET).load(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        pa = self.module()
+        pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.ChunkedArray):
             return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
         if isinstance(obj, pa.Tensor):
@@ -208,20 +206,19 @@ class _ArrayTarget(_Arrow):
 
     name = "pyarrow.Array"
     types = ("pyarrow.Array",)
-    immutable = True
+    arrays = Arrays(immutable=True)
 
     def capabilities(self) -> Capabilities:
         return _ARRAYS
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().array(tensor)  # by its __arrow_c_array__
+        return sys.modules["pyarrow"].array(tensor)  # by its __arrow_c_array__
 
 
 class _TensorTarget(_Arrow):
     """pyarrow.Tensor: any dimensions, strides of 0 and more, read-only kept."""
 
     name = "pyarrow.Tensor"
-    display_name = "tensor"
     types = ("pyarrow.Tensor",)
 
     def capabilities(self) -> Capabilities:
@@ -229,7 +226,7 @@ class _TensorTarget(_Arrow):
 
     @functools.cached_property
     def _make(self) -> Any:
-        make = self.module().Tensor
+        make = sys.modules["pyarrow"].Tensor
         if "tensors_by" in self.lowered:
             return lambda tensor: make.from_numpy(dlx.convert(tensor, to="numpy"))
         return make.from_dlpack
@@ -244,7 +241,4 @@ class _TensorTarget(_Arrow):
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return pyarrow's adapter."""
-    return [ArrowAdapter()]
+dlx_adapters = offer(ArrowAdapter())

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dlx
-from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, type_name
+from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, offer, type_name
 from dlx.errors import ConversionError
 
 _NOT_FETCHED = Blocker(
-    "it stands for an object in ray's store", "Pass what ray.get() gives of it.", ConversionError, always=True
+    "it stands for an object in ray's store", "Pass what ray.get() gives of it.", ConversionError, also_blocks=("stay",)
 )
 
 
@@ -22,14 +21,10 @@ class RayAdapter(Adapter):
     """ray.ObjectRef, as a source that is refused."""
 
     name = package = "ray"
-    install = "pip install ray"
     types = ("ray.ObjectRef",)
 
     def describe(self, obj: Any) -> Description:
         return Description(ArrayInfo(self.name, type_name(type(obj)), nbytes=None), (_NOT_FETCHED,))
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return ray's adapter."""
-    return [RayAdapter()]
+dlx_adapters = offer(RayAdapter())

@@ -19,10 +19,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
+    Arrays,
     Blocker,
     Capabilities,
     Description,
@@ -34,16 +34,17 @@ from dlx.adapter import (
     Tensor,
     consumed,
     look_up,
+    offer,
     unmarked,
 )
-from dlx.errors import DTypeError, LayoutError
+from dlx.errors import DTypeError
 
 _DTYPES = DTypes("tensorflow", (*COMMON_DTYPES, "complex64", "complex128"))
 _VARIABLE = Blocker("it is a variable, whose value is converted", resolution="value")
 _OTHERS = {
-    "SparseTensor": Blocker("it is sparse", "Call tf.sparse.to_dense(x) first.", LayoutError),
-    "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first.", LayoutError),
-    "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first.", LayoutError),
+    "SparseTensor": Blocker("it is sparse", "Call tf.sparse.to_dense(x) first."),
+    "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first."),
+    "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first."),
 }
 
 
@@ -113,11 +114,9 @@ class TensorFlowAdapter(Adapter):
     """tf.Tensor."""
 
     name = package = "tensorflow"
-    install = "pip install tensorflow"
     types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
     namespaces = ("tensorflow.experimental.numpy",)
-    display_name = "tensor"
-    immutable = True
+    arrays = Arrays(immutable=True, alignment=64)
     dtypes = _DTYPES
     devices = _Devices()
     fast_path = FastPath(types=("tensorflow.python.framework.ops.EagerTensor",), export=_export)
@@ -138,22 +137,19 @@ class TensorFlowAdapter(Adapter):
             return _VARIABLE
         if not hasattr(obj, "__dlpack__"):
             why = "inside a tf.function, or a model that is being built, tensors have no data"
-            return Blocker(why, "Convert outside of it, or call back with tf.py_function.", LayoutError)
+            return Blocker(why, "Convert outside of it, or call back with tf.py_function.")
         return None
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return super().export(obj)  # tensorflow takes no stream: it waits itself
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True, allocates_aligned=64)
+        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True)
 
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly:  # a legacy capsule, the only kind that it takes, cannot say that
             tensor = unmarked(tensor)
-        return self.module().experimental.dlpack.from_dlpack(tensor.__dlpack__())
+        return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return tensorflow's adapter."""
-    return [TensorFlowAdapter()]
+dlx_adapters = offer(TensorFlowAdapter())

@@ -31,11 +31,11 @@ from typing import Any
 
 import dlx_torch_gradients
 
-import dlx
 from dlx.adapter import (
     OWNER_BOUNDS,
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -48,17 +48,18 @@ from dlx.adapter import (
     Guard,
     KnownIssue,
     Layout,
-    Ownership,
+    Owner,
     Stream,
     StreamSupport,
     Tensor,
     WriteTracking,
     keeping,
     look_up,
+    offer,
     over_memory,
     type_name,
 )
-from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import ConversionError, DeviceError, DTypeError
 
 HOST = Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
@@ -70,23 +71,20 @@ _GRAD = Blocker(
     "it requires gradients, which would be lost",
     error=ConversionError,
     resolution="detach",
-    option="detach",
+    needs="detach",
 )
-_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", copies=True)
+_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", needs="copy")
 _GUARDS = (
     Guard("requires_grad", _GRAD),
     Guard(
         "is_conj",
-        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", copies=True),
-        call=True,
+        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", needs="copy"),
         kinds=("complex",),
     ),
     Guard(
         "is_neg",
-        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", copies=True),
-        call=True,
+        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", needs="copy"),
     ),
-    Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
 )
 
 
@@ -226,6 +224,14 @@ class _Devices(Devices):
         # torch finds the device by the tensor; only exports on ROCm look at the current one. On CUDA, making another
         # one current and going back may leave the runtime on it, which other frameworks follow.
         return sys.modules["torch"].cuda.device(device.id) if self.kind == "rocm" else contextlib.nullcontext()
+
+    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        torch = sys.modules["torch"]
+        if _is_tracing()():
+            return None  # `load` lifts what dlx allocates
+        # Plain memory, whatever mode the caller is in.
+        with torch.inference_mode(mode=False):
+            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -391,9 +397,7 @@ class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
-    display_name = "tensor"
     package = "torch"
-    install = "pip install torch"
     types = ("torch.Tensor",)
     namespaces = ("array_api_compat.torch", "torch")
     dtypes = DTYPES
@@ -406,17 +410,14 @@ class TorchAdapter(Adapter):
         unblocks=True,
         guards=_GUARDS,
         guard_function=_guard_function,
-        detach="detach",
-        owner="untyped_storage",
-        owner_type="torch.UntypedStorage",
-        owner_bounds=("data_ptr", "nbytes"),
-        switches=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
-        confirmed=("int8", "uint8"),  # int4 and smaller call themselves these
+        owner=Owner("untyped_storage", "torch.UntypedStorage", "data_ptr", "nbytes", freeze=("resizable", "numpy")),
+        conditions=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
+        checked_dtypes=("int8", "uint8"),  # int4 and smaller call themselves these
         describe=_exported_info,
         ready=_is_materialised,
     )
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
-    ownership = Ownership(_consume)
+    arrays = Arrays(consume=_consume, alignment=64)
     writes = WriteTracking(
         guarded=_guarded,
         count=lambda obj: None if obj.is_inference() else int(obj._version),
@@ -455,16 +456,14 @@ class TorchAdapter(Adapter):
         if refused is not None:
             return Description(info, (refused, *_graph(torch, obj)))
         if obj._is_zerotensor():
-            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
-            return Description(info, (*blockers, _ZERO), device=HOST if obj.is_cpu else None)
+            return Description(info, (*_blockers(obj), _ZERO), device=HOST if obj.is_cpu else None)
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
             return Description(info, (refused, *_graph(torch, obj)))
         own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
         if obj.requires_grad or obj.is_conj() or obj.is_neg():
-            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
-            return Description(info, blockers, needs_export=own, device=HOST if obj.is_cpu else None)
+            return Description(info, _blockers(obj), needs_export=own, device=HOST if obj.is_cpu else None)
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
             return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
@@ -481,36 +480,35 @@ class TorchAdapter(Adapter):
         torch = sys.modules["torch"]
         exact = type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter
         if not exact and (fake := look_up("torch._subclasses.fake_tensor.FakeTensor")) and isinstance(obj, fake):
-            return _refuse("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
+            return Blocker("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
         if torch._C._functorch.is_functorch_wrapped_tensor(obj):
-            return _refuse("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
+            return Blocker("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
         if torch._is_functional_tensor(obj):
-            return _refuse("inside functionalize() values have no data", "Convert outside it.")
+            return Blocker("inside functionalize() values have no data", "Convert outside it.")
         if not exact and torch.nn.parameter.is_lazy(obj):
-            option = "detach" if obj.requires_grad else None  # which torch refuses as well
-            fix = "Run the module once first."
-            return Blocker("it is not initialized yet", fix, LayoutError, option=option, no_copy=True)
+            blocks = ("copy", "detach") if obj.requires_grad else ("copy",)  # torch refuses both as well
+            return Blocker("it is not initialized yet", "Run the module once first.", also_blocks=blocks)
         if obj.is_nested:
-            return _refuse(
+            return Blocker(
                 "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
             )
         if obj.is_meta:
-            return _refuse(
+            return Blocker(
                 "it is on the meta device, which has no data", "Fill a new one: torch.empty_like(x, device='cpu')."
             )
         if obj.layout is not torch.strided:
             kind = str(obj.layout).removeprefix("torch.")
-            return _refuse(f"its layout is {kind}, not strided", "Call .to_dense() first.")
+            return Blocker(f"its layout is {kind}, not strided", "Call .to_dense() first.")
         if obj.is_quantized:
-            return _refuse("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
+            return Blocker("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
         forward = torch.autograd.forward_ad
         if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
-            return _refuse(
+            return Blocker(
                 "it carries a forward-mode tangent, which would be lost",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
         if not obj.is_cpu and obj.device.type != "cuda":
-            return _refuse(
+            return Blocker(
                 f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
             )
         return None
@@ -518,18 +516,18 @@ class TorchAdapter(Adapter):
     def _without_dlpack(self, obj: Any, dtype: DType | None, storage: Any) -> Blocker | None:
         torch = sys.modules["torch"]
         if obj.dtype is torch.complex32 and obj.is_conj() and obj.is_neg():
-            return _refuse(
+            return Blocker(
                 "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
                 "Call .conj().resolve_neg() first, and conjugate the result.",
-                no_copy=True,
+                also_blocks=("copy",),
             )
         if dtype is None:
             name = _name_of(obj.dtype)
-            return _refuse(
+            return Blocker(
                 f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
                 "Call .view(torch.uint8) if the bytes are what you need.",
                 DTypeError,
-                no_copy=_SHELL.fullmatch(name) is not None,
+                also_blocks=("copy",) if _SHELL.fullmatch(name) else (),
             )
         extent = obj.numel()
         if not extent:
@@ -539,26 +537,26 @@ class TorchAdapter(Adapter):
         if storage is None or (held and not address):
             if hasattr(obj, "full_tensor"):
                 fix = "Call .to_local() for the part of this process, or .full_tensor() to gather all of it."
-                return _refuse("it is spread over the processes of a mesh", fix)
-            return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
+                return Blocker("it is spread over the processes of a mesh", fix)
+            return Blocker("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
         if not obj.is_contiguous():
             strides = obj.stride()
             extent = sum(map(operator.mul, obj.shape, strides)) - sum(strides) + 1
         itemsize = obj.element_size()
         needed = (obj.storage_offset() + extent) * itemsize
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
-            return _refuse(
+            return Blocker(
                 "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
                 "Copy it into aligned memory before taking .conj() or .imag.",
             )
         if held < needed:
             found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
             because = f"its storage was {found}, and it needs {needed} bytes"
-            return _refuse(because, "Convert it before that happens.", no_copy=True)  # torch would crash
+            return Blocker(because, "Convert it before that happens.", also_blocks=("copy",))  # torch would crash
         return None
 
     def _info(self, obj: Any) -> ArrayInfo:
-        torch = self.module()
+        torch = sys.modules["torch"]
         kind = type(obj)
         with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
             if torch.nn.parameter.is_lazy(obj):  # it raises whatever it is asked for
@@ -577,7 +575,7 @@ class TorchAdapter(Adapter):
                 address=_address(torch, obj) if plain and obj.numel() else 0,
                 owner="torch.UntypedStorage",
                 protocols=_protocols(kind),
-                notes=tuple(guard.ask for guard in _GUARDS if guard.blocker and guard.holds(obj)),
+                notes=tuple(guard.ask for guard in _GUARDS if guard.holds(obj)),
             )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
@@ -593,9 +591,10 @@ class TorchAdapter(Adapter):
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
+        self.is_tracing = _is_tracing()
         kind = DEVICES.kind
         why = (
-            f"this torch ({self.version()}) is built for the host only",
+            f"this torch ({sys.modules['torch'].__version__}) is built for the host only",
             "Install one for the device, or leave device out.",
         )
         return Capabilities(
@@ -603,31 +602,18 @@ class TorchAdapter(Adapter):
             # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
             device_types=frozenset(Device(name).type for name in ("cpu", kind) if name),
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-            max_ndim=64,
             empty_extents="leading",
             refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
-            allocates_aligned=64,
         )
-
-    def initialize(self) -> None:
-        self.is_tracing = _is_tracing()
 
     def load(self, tensor: Tensor) -> Any:
         array = sys.modules["torch"].from_dlpack(tensor)
         return _lift(array) if self.is_tracing is not None and self.is_tracing() else array
 
-    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        torch = sys.modules["torch"]
-        if self.is_tracing is not None and self.is_tracing():
-            return None  # `load` lifts what dlx allocates
-        # Plain memory, whatever mode the caller is in.
-        with torch.inference_mode(mode=False):
-            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=DEVICES.to_native(device))
-
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        torch = self.module()
+        torch = sys.modules["torch"]
         if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel to copy it
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
@@ -638,6 +624,10 @@ class TorchAdapter(Adapter):
         return obj.clone()
 
 
+def _blockers(obj: Any) -> tuple[Blocker, ...]:
+    return tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
+
+
 def _graph(torch: Any, obj: Any) -> tuple[Blocker, ...]:
     """Return the blocker of a tensor that may have a graph, which torch itself can drop of one without plain memory."""
     recorded = (
@@ -646,10 +636,6 @@ def _graph(torch: Any, obj: Any) -> tuple[Blocker, ...]:
         or torch.autograd.forward_ad._current_level >= 0
     )
     return (_GRAD,) if recorded else ()
-
-
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
-    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _address(torch: Any, obj: Any) -> int:
@@ -698,7 +684,4 @@ def _plainly(torch: Any) -> Iterator[None]:
         yield
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return torch's adapter."""
-    return [TorchAdapter()]
+dlx_adapters = offer(TorchAdapter())

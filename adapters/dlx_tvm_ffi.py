@@ -45,9 +45,10 @@ from dlx.adapter import (
     Stream,
     StreamSupport,
     Tensor,
+    offer,
     type_name,
 )
-from dlx.errors import DTypeError, LayoutError
+from dlx.errors import DTypeError
 
 COMPLEX = DType("complex64").code
 _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
@@ -110,6 +111,11 @@ def _unflatten_mapping(old: Any, keys: Any, children: list[Any], new_empty: Any)
     return new_empty
 
 
+def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
+    get = _look_up(name)
+    return MethodType(get, obj), _bound().unchanged(obj, get) if mutable else None
+
+
 def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     sequence = kind == "sequence"
     return Container(
@@ -124,8 +130,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
         holds="tvm_ffi",
         falls_to=list if sequence else dict,
         live=_untagged,
-        getter=lambda obj: MethodType(_look_up(name), obj),
-        unchanged=(lambda obj: _bound().unchanged(obj, _look_up(name))) if mutable else None,
+        reader=functools.partial(_reader, name, mutable),
     )
 
 
@@ -208,13 +213,11 @@ class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
     name = "tvm_ffi"
-    display_name = "tensor"
     package = "tvm_ffi"
-    install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, managed=True, describe=_exported_info)
+    fast_path = FastPath(types=types, exchange=_exchange, owner="managed", describe=_exported_info)
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
     containers = (
         _handler("Array", "sequence", mutable=False),
@@ -241,7 +244,7 @@ class TvmFfiAdapter(Adapter):
     def describe(self, obj: Any) -> Description:
         if not obj.__chandle__():
             because = "it holds no tensor: its handle was moved away, or never set"
-            blocker = Blocker(because, "Convert the tensor that has it now.", LayoutError)
+            blocker = Blocker(because, "Convert the tensor that has it now.")
             return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
         tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
         return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
@@ -254,15 +257,11 @@ class TvmFfiAdapter(Adapter):
             device_types=_DEVICE_TYPES,
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=64,
             keeps_readonly=True,
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        return sys.modules["tvm_ffi"].from_dlpack(tensor)
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return tvm-ffi's adapter."""
-    return [TvmFfiAdapter()]
+dlx_adapters = offer(TvmFfiAdapter())

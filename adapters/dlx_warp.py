@@ -13,7 +13,6 @@ import functools
 import sys
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     COMMON_DTYPES,
     Adapter,
@@ -29,9 +28,10 @@ from dlx.adapter import (
     Layout,
     ReportedDevices,
     Tensor,
+    offer,
     over_memory,
 )
-from dlx.errors import ConversionError, LayoutError
+from dlx.errors import ConversionError
 
 _DTYPES = DTypes("warp", COMMON_DTYPES)
 _HOST = Device("cpu")
@@ -62,9 +62,9 @@ def _released(tensor: Tensor, address: int, nbytes: int) -> None:
     """Do nothing: the array's deleter, which keeps the tensor, goes with the array."""
 
 
-_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, _detached, option="detach")
+_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, _detached, needs="detach")
 # warp's own export rounds them down.
-_BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.", LayoutError)
+_BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.")
 
 
 def _device(native_device: Any) -> Device:
@@ -75,15 +75,11 @@ class WarpAdapter(Adapter):
     """warp.array."""
 
     name = package = "warp"
-    install = "pip install warp-lang"
     types = ("warp.array",)
     dtypes = _DTYPES
     devices = ReportedDevices(_device)
     fast_path = FastPath(types=types, export=_export, guards=(Guard("requires_grad", _GRAD),))
     gradients = GradSupport(lambda array: bool(array.requires_grad))
-
-    def initialize(self) -> None:
-        self.module().init()
 
     def describe(self, obj: Any) -> Description:
         dtype = _DTYPES.from_native(getattr(obj.dtype, "_wp_scalar_type_", obj.dtype))  # of a vector's numbers
@@ -91,11 +87,12 @@ class WarpAdapter(Adapter):
         return Description(blockers=(*((_BROKEN,) if broken else ()), *((_GRAD,) if obj.requires_grad else ())))
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(dtypes=self.dtypes.known(), layouts=Layout.ANY, min_ndim=1, max_ndim=4)
+        sys.modules["warp"].init()
+        return Capabilities(dtypes=self.dtypes.known(), layouts=Layout.ANY, ndims=(1, 4))
 
     def load(self, tensor: Tensor) -> Any:
         step = tensor.dtype.bits // 8
-        return self.module().array(  # its from_dlpack, in Python, takes twice as long
+        return sys.modules["warp"].array(  # its from_dlpack, in Python, takes twice as long
             ptr=tensor.data_ptr,
             dtype=_DTYPES.to_native(tensor.dtype),
             shape=tensor.shape,
@@ -106,10 +103,7 @@ class WarpAdapter(Adapter):
         )
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        return self.module().clone(obj, device=None if device is None else "cpu")
+        return sys.modules["warp"].clone(obj, device=None if device is None else "cpu")
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return warp's adapter."""
-    return [WarpAdapter()]
+dlx_adapters = offer(WarpAdapter())

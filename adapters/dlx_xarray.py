@@ -12,8 +12,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import dlx
-from dlx.adapter import Adapter, Container
+from dlx.adapter import Adapter, Container, offer
 
 
 def _unwrapped(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
@@ -41,7 +40,6 @@ class XarrayAdapter(Adapter):
     """Containers only."""
 
     name = package = "xarray"
-    install = "pip install xarray"
     containers = (
         Container(
             types=("xarray.DataArray", "xarray.Variable"),
@@ -60,7 +58,4 @@ class XarrayAdapter(Adapter):
     )
 
 
-@dlx.hookimpl
-def dlx_adapters() -> list[Adapter]:
-    """Return xarray's adapter."""
-    return [XarrayAdapter()]
+dlx_adapters = offer(XarrayAdapter())

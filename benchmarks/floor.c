@@ -49,7 +49,7 @@ typedef struct {
 static PyTypeObject *holder_type, *blank_type;
 
 /* Consumers may call this without the GIL. What a release needs when the interpreter goes meanwhile
- * (c_src/python/gil.c) is left out: it is no part of a floor, and a benchmark drops its results
+ * (c_src/base/gil.c) is left out: it is no part of a floor, and a benchmark drops its results
  * itself. */
 static void release(DLManagedTensorVersioned* managed) {
   PyGILState_STATE state = PyGILState_Ensure();

@@ -5,7 +5,9 @@
  * Trees are converted by the walker. It asks here what each object is, and notes here what the
  * function gets for each array and container: one that is returned becomes the caller's own. */
 
-#include "python/route.h"
+#include "convert/pairs.h"
+#include "function.h"
+#include "view/view.h"
 
 /* A call's plan, see dlx/_using/plan.py: */
 enum {
@@ -60,8 +62,6 @@ typedef struct {
   int is_uncommitted;              /* no array of the caller's is committed to its device */
 } call;
 
-static PyObject *array_interface_name, *cuda_interface_name, *dict_name; /* interned */
-
 static PyObject* planned(const call* c, int which) {
   return PyTuple_GET_ITEM(c->plan, which);
 }
@@ -86,27 +86,15 @@ static int is_inside(PyObject* kind) {
   return is_kind(kind, N_ARRAY) && PyTuple_GET_ITEM(kind, IS_INSIDE) == Py_True;
 }
 
-/* Whether an object has an array interface of its own, which is not asked. Errors: 1: Python looks;
- * an exception may be set. */
-static int offers_interface(PyObject* obj) {
-  PyObject* own = NULL;
-  if (py_optional(obj, dict_name, &own) < 0) return py_error_forget(), 1;
-  int offers =
-      own && PyDict_Check(own) &&
-      (PyDict_Contains(own, array_interface_name) || PyDict_Contains(own, cuda_interface_name));
-  Py_XDECREF(own);
-  return offers;
-}
-
 /* What the walker does with an object by its kind, of which *found is the rule. */
 static int action_of(PyObject* kind, PyObject* obj, PyObject** found) {
-  if (kind == Py_None) return PY_PASSES;
-  if (kind == Py_Ellipsis && !offers_interface(obj)) return PY_PASSES;
-  if (kind == Py_Ellipsis) return PyErr_Occurred() ? PY_FAILS : PY_LEAVE;
-  if (is_kind(kind, N_ARRAY)) return PY_CONVERTS;
-  if (!is_kind(kind, N_RULE) && !is_kind(kind, N_OWN_RULE)) return PY_LEAVE;
+  if (kind == Py_None) return PY_ASK_PASSES;
+  if (kind == Py_Ellipsis && !py_has_interface(obj)) return PY_ASK_PASSES;
+  if (kind == Py_Ellipsis) return PyErr_Occurred() ? PY_ASK_FAILS : PY_ASK_LEAVES;
+  if (is_kind(kind, N_ARRAY)) return PY_ASK_CONVERTS;
+  if (!is_kind(kind, N_RULE) && !is_kind(kind, N_OWN_RULE)) return PY_ASK_LEAVES;
   *found = Py_NewRef(kind);
-  return PY_ENTERS;
+  return PY_ASK_ENTERS;
 }
 
 /* ---- what was passed ------------------------------------------------------------------------- */
@@ -175,9 +163,14 @@ static PyObject* find_array(call* c, PyObject* array, PyObject* kind) {
 /* ---- in -------------------------------------------------------------------------------------- */
 
 static PyObject* walk(call* c, PyObject* root, PyObject* to, unsigned options) {
-  py_routes_begin();
-  PyObject* made = py_tree_visit(planned(c, FAST_PATH), root, to, options, &c->visitor);
-  py_routes_end();
+  py_call inner = {.function = (FastPathObject*)planned(c, FAST_PATH),
+                   .to = to,
+                   .options = options,
+                   .visitor = &c->visitor};
+  py_maps_begin();
+  PyObject* made = py_convert_tree(&inner, root, NULL);
+  py_maps_end();
+  Py_XDECREF(inner.answers); /* none: producers are left to Python */
   if (made || !PyErr_Occurred() || !PyErr_ExceptionMatches(PyExc_Exception)) return made;
   py_pending pending = py_pending_save();
   PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
@@ -189,30 +182,30 @@ static PyObject* walk(call* c, PyObject* root, PyObject* to, unsigned options) {
 
 static int look_at_argument(py_visitor* visitor, PyObject* obj, PyObject** found) {
   PyObject* kind = kind_of((call*)visitor, obj);
-  if (kind == NULL) return PY_FAILS;
-  int action = is_kind(kind, N_OWN_RULE) ? PY_LEAVE : action_of(kind, obj, found);
+  if (kind == NULL) return PY_ASK_FAILS;
+  int action = is_kind(kind, N_OWN_RULE) ? PY_ASK_LEAVES : action_of(kind, obj, found);
   Py_DECREF(kind);
   return action;
 }
 
-/* Whether an argument passes as it is: most do. Errors: PY_LEAVE, or PY_FAILS with an exception. */
+/* Whether an argument passes as it is: most do. Errors: PY_ASK_LEAVES, or PY_ASK_FAILS with an exception. */
 static int look_at_value(call* c, PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
   Py_ssize_t i = 0, n = PyTuple_Check(value) ? PyTuple_GET_SIZE(value) : -1;
-  if (py_tree_passes(type)) return PY_PASSES;
-  while (i < n && py_tree_passes(Py_TYPE(PyTuple_GET_ITEM(value, i)))) i++;
-  if (py_tree_takes(type)) return i == n ? PY_PASSES : PY_ENTERS;
+  if (py_is_plain(type)) return PY_ASK_PASSES;
+  while (i < n && py_is_plain(Py_TYPE(PyTuple_GET_ITEM(value, i)))) i++;
+  if (py_is_tree(type)) return i == n ? PY_ASK_PASSES : PY_ASK_ENTERS;
   PyObject *kind = kind_of(c, value), *rule = NULL;
-  if (kind == NULL) return PY_FAILS;
-  int action = is_inside(kind) ? PY_PASSES : action_of(kind, value, &rule);
-  if (rule && i == n && PyTuple_GET_ITEM(rule, 2) != Py_True) action = PY_PASSES; /* plain data */
+  if (kind == NULL) return PY_ASK_FAILS;
+  int action = is_inside(kind) ? PY_ASK_PASSES : action_of(kind, value, &rule);
+  if (rule && i == n && PyTuple_GET_ITEM(rule, 2) != Py_True) action = PY_ASK_PASSES; /* plain data */
   Py_XDECREF(rule);
   Py_DECREF(kind);
   return action;
 }
 
 /* Find the target of results: that of the one framework that arrays of the caller's are of. Errors:
- * PY_LEAVE, or PY_FAILS with an exception. */
+ * PY_ASK_LEAVES, or PY_ASK_FAILS with an exception. */
 static int find_target(call* c) {
   PyObject *caller = NULL, *to = Py_None, *results = planned(c, RESULTS);
   int is_one = 1, can_stay = 0, has_committed = 0;
@@ -233,65 +226,65 @@ static int find_target(call* c) {
       Py_XDECREF(answer);
     }
     Py_XDECREF(kind);
-    if (PyErr_Occurred()) return PY_FAILS;
-    if (!is_array && !is_container(pair)) return PY_LEAVE;
+    if (PyErr_Occurred()) return PY_ASK_FAILS;
+    if (!is_array && !is_container(pair)) return PY_ASK_LEAVES;
   }
   to = results != Py_None ? results : is_one ? to : Py_None;
   c->is_uncommitted = results == Py_None && can_stay && !has_committed;
-  if (to == Py_NotImplemented) return PY_LEAVE;
+  if (to == Py_NotImplemented) return PY_ASK_LEAVES;
   c->to = to == Py_None ? NULL : Py_NewRef(to);
-  return PY_PASSES;
+  return PY_ASK_PASSES;
 }
 
-/* Leave arrays to Python that a graph records. Errors: PY_FAILS with an exception. */
+/* Leave arrays to Python that a graph records. Errors: PY_ASK_FAILS with an exception. */
 static int look_for_graphs(const call* c) {
   PyObject* answer = Py_NewRef(Py_False);
   for (Py_ssize_t i = 0; answer == Py_False && i < PyList_GET_SIZE(c->pairs); i++) {
     PyObject *pair = PyList_GET_ITEM(c->pairs, i), *own = PyTuple_GET_ITEM(pair, OWN);
     PyObject* kind = is_container(pair) ? Py_NewRef(Py_None) : kind_of(c, own);
-    if (kind == NULL) return PY_FAILS;
+    if (kind == NULL) return PY_ASK_FAILS;
     PyObject* ask = is_kind(kind, N_ARRAY) ? PyTuple_GET_ITEM(kind, IS_TRACKED) : Py_None;
     if (ask != Py_None && (c->to || !is_inside(kind)))
       Py_SETREF(answer, PyObject_CallOneArg(ask, own));
     Py_DECREF(kind);
   }
   Py_XDECREF(answer);
-  return answer == NULL ? PY_FAILS : answer == Py_False ? PY_PASSES : PY_LEAVE;
+  return answer == NULL ? PY_ASK_FAILS : answer == Py_False ? PY_ASK_PASSES : PY_ASK_LEAVES;
 }
 
 /* Convert positional arguments, but those that are skipped, and options: *given = (args, options);
- * NULL where they are the caller's. Errors: PY_LEAVE, or PY_FAILS with an exception. */
+ * NULL where they are the caller's. Errors: PY_ASK_LEAVES, or PY_ASK_FAILS with an exception. */
 static int convert_arguments(call* c, PyObject** given) {
   Py_ssize_t skipped = PyLong_AsSsize_t(planned(c, SKIPPED)), n = PyTuple_GET_SIZE(c->args);
   Py_ssize_t position = 0;
-  int action = PY_PASSES, found = PY_PASSES;
+  int action = PY_ASK_PASSES, found = PY_ASK_PASSES;
   PyObject *name, *value, *args = NULL, *root = NULL;
   if (skipped > n) skipped = n;
-  for (Py_ssize_t i = 0; i < n && found != PY_LEAVE && found != PY_FAILS; i++) {
+  for (Py_ssize_t i = 0; i < n && found != PY_ASK_LEAVES && found != PY_ASK_FAILS; i++) {
     value = PyTuple_GET_ITEM(c->args, i);
     if (i < skipped)
-      found = py_tree_takes(Py_TYPE(value)) ? PY_LEAVE : PY_PASSES;
+      found = py_is_tree(Py_TYPE(value)) ? PY_ASK_LEAVES : PY_ASK_PASSES;
     else
       found = look_at_value(c, value);
-    if (found != PY_PASSES) action = found;
+    if (found != PY_ASK_PASSES) action = found;
   }
-  while (found != PY_LEAVE && found != PY_FAILS &&
+  while (found != PY_ASK_LEAVES && found != PY_ASK_FAILS &&
          PyDict_Next(c->options, &position, &name, &value)) {
-    if ((found = look_at_value(c, value)) != PY_PASSES) action = found;
+    if ((found = look_at_value(c, value)) != PY_ASK_PASSES) action = found;
   }
-  if (action == PY_LEAVE || action == PY_FAILS) return action;
-  if (action == PY_PASSES && planned(c, RESULTS) == Py_None) return action; /* nothing comes back */
+  if (action == PY_ASK_LEAVES || action == PY_ASK_FAILS) return action;
+  if (action == PY_ASK_PASSES && planned(c, RESULTS) == Py_None) return action; /* nothing comes back */
   c->values = args = PyTuple_GetSlice(c->args, skipped, n);
   if (args && (root = PyTuple_Pack(PyDict_GET_SIZE(c->options) ? 2 : 1, args, c->options)))
     *given = walk(c, root, planned(c, TO), DLX_SHARES | DLX_HOST_ONLY);
   Py_XDECREF(args);
   Py_XDECREF(root);
-  if (*given == NULL) return PyErr_Occurred() ? PY_FAILS : PY_LEAVE;
+  if (*given == NULL) return PyErr_Occurred() ? PY_ASK_FAILS : PY_ASK_LEAVES;
   action = find_target(c);
-  if (action == PY_PASSES && c->has_graphs) action = look_for_graphs(c);
-  for (Py_ssize_t i = 0; i < skipped && action == PY_PASSES; i++) {
+  if (action == PY_ASK_PASSES && c->has_graphs) action = look_for_graphs(c);
+  for (Py_ssize_t i = 0; i < skipped && action == PY_ASK_PASSES; i++) {
     value = PyTuple_GET_ITEM(c->args, i);
-    if (note(&c->visitor, value, value, 0) < 0) action = PY_FAILS;
+    if (note(&c->visitor, value, value, 0) < 0) action = PY_ASK_FAILS;
   }
   return action;
 }
@@ -323,13 +316,13 @@ static PyObject* own_container(py_visitor* visitor, PyObject* passed) {
 static int look_at_result(py_visitor* visitor, PyObject* obj, PyObject** found) {
   call* c = (call*)visitor;
   PyObject *kind = kind_of(c, obj), *pair = kind ? find_array(c, obj, kind) : NULL;
-  int action = PyErr_Occurred() ? PY_FAILS : PY_LEAVE;
+  int action = PyErr_Occurred() ? PY_ASK_FAILS : PY_ASK_LEAVES;
   if (pair && !is_container(pair) && planned(c, RESULTS) == Py_None) {
     *found = Py_NewRef(PyTuple_GET_ITEM(pair, OWN));
-    action = PY_KNOWN;
-  } else if (pair == NULL && action == PY_LEAVE) {
+    action = PY_ASK_KNOWN;
+  } else if (pair == NULL && action == PY_ASK_LEAVES) {
     action = action_of(kind, obj, found);
-    if (action == PY_CONVERTS && c->to == NULL) action = PY_PASSES;
+    if (action == PY_ASK_CONVERTS && c->to == NULL) action = PY_ASK_PASSES;
   }
   Py_XDECREF(kind);
   return action;
@@ -375,9 +368,9 @@ static PyObject* view_result(call* c, PyObject* result) {
 /* Owns: new. GIL: needed; may run Python. Errors: NULL with an exception, or without one: Python
  * does it. */
 static PyObject* convert_result(call* c, PyObject* result) {
-  if (py_tree_passes(Py_TYPE(result)) || (c->to == NULL && !c->is_changed))
+  if (py_is_plain(Py_TYPE(result)) || (c->to == NULL && !c->is_changed))
     return Py_NewRef(result);
-  int is_tree = py_tree_takes(Py_TYPE(result)), is_lazy = planned(c, VIEWS) != Py_None && c->to;
+  int is_tree = py_is_tree(Py_TYPE(result)), is_lazy = planned(c, VIEWS) != Py_None && c->to;
   PyObject *kind = is_tree ? Py_NewRef(Py_None) : kind_of(c, result), *root = NULL, *made = NULL;
   if (kind == NULL) return NULL;
   int is_own = is_kind(kind, N_OWN_RULE), is_container = is_tree || is_own || is_kind(kind, N_RULE);
@@ -414,9 +407,9 @@ static PyObject* call_converted(PyObject* module, PyObject* const* args, Py_ssiz
   PyObject *given = NULL, *result = NULL, *made = NULL;
   if ((c.pairs = PyList_New(0)) == NULL) return NULL;
   int action = convert_arguments(&c, &given);
-  if (action == PY_LEAVE) {
+  if (action == PY_ASK_LEAVES) {
     made = Py_NewRef(c.plan);
-  } else if (action != PY_FAILS && (result = call_function(&c, given))) {
+  } else if (action != PY_ASK_FAILS && (result = call_function(&c, given))) {
     made = convert_result(&c, result);
     if (made == NULL && !PyErr_Occurred())
       made = PyObject_CallFunctionObjArgs(planned(&c, FINISH), c.args, c.pairs, result, NULL);
@@ -432,16 +425,8 @@ static PyObject* call_converted(PyObject* module, PyObject* const* args, Py_ssiz
   return made;
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef py_arguments_functions[] = {
     {"call_converted", (PyCFunction)(void (*)(void))call_converted, METH_FASTCALL,
      call_converted_doc},
     {NULL, NULL, 0, NULL},
 };
-
-int py_arguments_init(PyObject* module) {
-  array_interface_name = PyUnicode_InternFromString("__array_interface__");
-  cuda_interface_name = PyUnicode_InternFromString("__cuda_array_interface__");
-  dict_name = PyUnicode_InternFromString("__dict__");
-  if (!array_interface_name || !cuda_interface_name || !dict_name) return -1;
-  return PyModule_AddFunctions(module, functions);
-}

@@ -4,6 +4,7 @@
 #include "arrow.h"
 
 #include "allocate.h"
+#include "dtypes.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -72,84 +73,58 @@ static void place_on_host(struct ArrowDeviceArray* batch) {
   batch->sync_event = NULL;
 }
 
-int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array) {
+int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device) {
   if (array->release == NULL) return DLX_E_CONSUMED;
   struct ArrowDeviceArray* batch = next_batch(data);
   if (batch == NULL) return DLX_E_MEMORY;
-  batch->array = *array;
-  place_on_host(batch);
+  if (is_on_device)
+    *batch = *(struct ArrowDeviceArray*)array;
+  else
+    *batch = (struct ArrowDeviceArray){.array = *array, .device_type = kDLCPU};
+  if (batch->device_type == kDLCPU) place_on_host(batch); /* its number is -1 there */
   array->release = NULL;
   data->n_batches++;
   return DLX_OK;
 }
 
-int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array) {
-  if (array->array.release == NULL) return DLX_E_CONSUMED;
-  struct ArrowDeviceArray* batch = next_batch(data);
-  if (batch == NULL) return DLX_E_MEMORY;
-  *batch = *array;
-  if (batch->device_type == kDLCPU) place_on_host(batch); /* its number is -1 there */
-  array->array.release = NULL;
-  data->n_batches++;
-  return DLX_OK;
-}
+#define HAS(stream, member) \
+  ((stream)->is_host ? (stream)->of.host.member != NULL : (stream)->of.device.member != NULL)
 
-/* A stream of the host, as one of devices: `private_data` is the other struct. It is read again
- * after each call, since a producer may take back its functions, `release` included. */
-
-static int host_schema(struct ArrowDeviceArrayStream* stream, struct ArrowSchema* out) {
-  struct ArrowArrayStream* host = stream->private_data;
-  int failed = host->get_schema(host, out);
-  *stream = dlx_arrow_host_stream(host);
-  return failed;
-}
-
-static int host_next(struct ArrowDeviceArrayStream* stream, struct ArrowDeviceArray* out) {
-  struct ArrowArrayStream* host = stream->private_data;
-  int failed = host->get_next(host, &out->array);
-  *stream = dlx_arrow_host_stream(host);
-  return failed;
-}
-
-static const char* host_error(struct ArrowDeviceArrayStream* stream) {
-  struct ArrowArrayStream* host = stream->private_data;
-  const char* why = host->get_last_error(host);
-  *stream = dlx_arrow_host_stream(host);
-  return why;
-}
-
-static void host_release(struct ArrowDeviceArrayStream* stream) {
-  struct ArrowArrayStream* host = stream->private_data;
-  host->release(host);
-}
-
-struct ArrowDeviceArrayStream dlx_arrow_host_stream(struct ArrowArrayStream* host) {
-  return (struct ArrowDeviceArrayStream){.device_type = kDLCPU,
-                                         .get_schema = host->get_schema ? host_schema : NULL,
-                                         .get_next = host->get_next ? host_next : NULL,
-                                         .get_last_error = host->get_last_error ? host_error : NULL,
-                                         .release = host->release ? host_release : NULL,
-                                         .private_data = host};
-}
-
-int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
-  if (stream->release == NULL) return DLX_E_CONSUMED;
-  if (stream->get_schema == NULL || stream->get_next == NULL) return DLX_E_ARROW;
-  if (stream->get_schema(stream, &data->schema) != 0) {
-    data->schema.release = NULL;
-    return DLX_E_ARROW;
-  }
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
+  struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
+  struct ArrowDeviceArrayStream* device = &stream->of.device;
+  if (!HAS(stream, release)) return DLX_E_CONSUMED;
+  if (!HAS(stream, get_schema) || !HAS(stream, get_next)) return DLX_E_ARROW;
+  int failed =
+      host ? host->get_schema(host, &data->schema) : device->get_schema(device, &data->schema);
+  if (failed) data->schema.release = NULL;
   if (data->schema.release == NULL) return DLX_E_ARROW;
-  while (stream->release && stream->get_next) {
+  while (HAS(stream, release) && HAS(stream, get_next)) { /* a producer may take them back */
     struct ArrowDeviceArray* batch = next_batch(data);
     if (batch == NULL) return DLX_E_MEMORY;
-    *batch = (struct ArrowDeviceArray){.device_type = stream->device_type};
-    if (stream->get_next(stream, batch) != 0) return DLX_E_ARROW;
+    *batch = (struct ArrowDeviceArray){.device_type = host ? kDLCPU : device->device_type};
+    failed = host ? host->get_next(host, &batch->array) : device->get_next(device, batch);
+    if (failed) return DLX_E_ARROW;
     if (batch->array.release == NULL) return DLX_OK;
     if (batch->device_type == kDLCPU) place_on_host(batch);
     data->n_batches++;
   }
   return DLX_E_ARROW; /* it released itself before its end */
+}
+
+void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room) {
+  struct ArrowArrayStream* host = &stream->of.host;
+  struct ArrowDeviceArrayStream* device = &stream->of.device;
+  const char* said = NULL;
+  why[0] = '\0';
+  if (status == DLX_E_ARROW && HAS(stream, release) && HAS(stream, get_last_error))
+    said = stream->is_host ? host->get_last_error(host) : device->get_last_error(device);
+  if (said) snprintf(why, room, "%s", said);
+  if (!HAS(stream, release)) return;
+  if (stream->is_host)
+    host->release(host);
+  else
+    device->release(device);
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
@@ -192,19 +167,19 @@ static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {
   return DLX_E_ARROW;
 }
 
+static const struct {
+  char letter;
+  DLDataType dtype;
+} formats[] = {
+#define FORMAT(code, bits, letters, arrow, number) {arrow, {code, bits, 1}},
+    DLX_DTYPES(FORMAT)};
+
+enum { FORMATS = sizeof formats / sizeof *formats };
+
 /* The dtype of a format of one letter; bits 0 for any other. */
 static DLDataType dtype_of(const char* format) {
-  static const struct {
-    char letter;
-    uint8_t code, bits;
-  } formats[] = {
-      {'g', kDLFloat, 64}, {'f', kDLFloat, 32}, {'l', kDLInt, 64},  {'i', kDLInt, 32},
-      {'e', kDLFloat, 16}, {'L', kDLUInt, 64},  {'I', kDLUInt, 32}, {'s', kDLInt, 16},
-      {'S', kDLUInt, 16},  {'c', kDLInt, 8},    {'C', kDLUInt, 8},  {'b', kDLBool, 8},
-  };
-  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-    if (format[0] == formats[i].letter && format[1] == '\0')
-      return (DLDataType){formats[i].code, formats[i].bits, 1};
+  for (int i = 0; i < FORMATS && format[0] && format[1] == '\0'; i++) {
+    if (format[0] == formats[i].letter) return formats[i].dtype;
   }
   return (DLDataType){0, 0, 1};
 }
@@ -420,9 +395,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
                      DLManagedTensorVersioned** out) {
   DLTensor like = described(column);
   if (!dlx_host_readable(column->device.device_type)) return DLX_E_DEVICE;
-  like.data = &like; /* any memory: it is only asked whether there is some */
   int status = dlx_managed_empty(&like, 0, 0, out);
-  uint8_t* to = status == DLX_OK ? (*out)->dl_tensor.data : NULL;
+  if (status != DLX_OK) return status;
+  uint8_t* to = (*out)->dl_tensor.data;
   for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
     span at;
     dlx_arrow_fault fault;
@@ -437,7 +412,7 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
       to += at.count * item;
     }
   }
-  if (status != DLX_OK && to) dlx_managed_release(*out);
+  if (status != DLX_OK) dlx_managed_release(*out);
   return status;
 }
 
@@ -445,10 +420,8 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* The letter of a dtype; 0 where Arrow has none. Bools are packed when they are given out. */
 static char letter_of(DLDataType dtype) {
-  static const char letters[] = "gflieLIsScCb";
-  for (const char* letter = letters; *letter; letter++) {
-    DLDataType known = dtype_of((const char[]){*letter, '\0'});
-    if (memcmp(&known, &dtype, sizeof known) == 0) return *letter;
+  for (int i = 0; i < FORMATS; i++) {
+    if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
   }
   return '\0';
 }
@@ -552,11 +525,7 @@ static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
  * the result. Errors: as dlx_managed_empty. */
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
-  DLTensor like = {.data = bools->data, /* it is only asked whether there is some */
-                   .device = {kDLCPU, 0},
-                   .ndim = 1,
-                   .dtype = {kDLUInt, 8, 1},
-                   .shape = &n_bytes};
+  DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
   int status = dlx_managed_empty(&like, 0, 0, out);
   if (status != DLX_OK) return status;
   const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
@@ -577,9 +546,8 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = tensor->dtype.code == kDLBool
-                   ? pack(tensor, &memory)
-                   : dlx_managed_export(made, tensor->device, made->flags, &memory);
+  int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
+                                             : dlx_managed_share(made, NULL, made->flags, &memory);
   if (status != DLX_OK) return status;
   return give_values(tensor->ndim, tensor->shape, tensor->shape[0], memory, out);
 }

@@ -125,22 +125,30 @@ void dlx_arrow_hold(dlx_arrow* data);
 /* Give up one count; the last one calls every release that is owed. GIL: not needed. */
 void dlx_arrow_drop(void* data);
 
-/* Move a type and a batch out of the structs that hold them, which are marked as released. A batch
- * that is on no device (`device` NULL) comes from `array`. Owns: on success `data` owes what was
- * moved its release; on failure nothing was moved. GIL: not needed. Errors: DLX_E_CONSUMED = it
- * was moved or released before; DLX_E_MEMORY. */
+/* Move a type and a batch out of the structs that hold them, which are marked as released. With
+ * `is_on_device` the array is the head of a struct ArrowDeviceArray. Owns: on success `data` owes
+ * what was moved its release; on failure nothing was moved. GIL: not needed. Errors:
+ * DLX_E_CONSUMED = it was moved or released before; DLX_E_MEMORY. */
 int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema);
-int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array);
-int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array);
+int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device);
+
+/* A stream, moved out of the struct that held it. */
+typedef struct {
+  int is_host;
+  union {
+    struct ArrowArrayStream host;
+    struct ArrowDeviceArrayStream device;
+  } of;
+} dlx_arrow_stream;
 
 /* Read a stream to its end, into a `data` that is empty. Owns: the stream stays the caller's. GIL:
  * not needed, and not to be held: a producer may wait for threads that want it. Errors:
- * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and get_last_error says why. A
- * stream that released itself has no `release` afterwards: nothing of it may be called. */
-int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream);
+ * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed. */
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream);
 
-/* A stream of the host as one of devices. Owns: nothing; `host` must outlive it. */
-struct ArrowDeviceArrayStream dlx_arrow_host_stream(struct ArrowArrayStream* host);
+/* Release a stream, unless it did so itself; before, if reading it ended with DLX_E_ARROW, write
+ * what it says of that. Owns: takes what the stream holds. GIL: as above. */
+void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room);
 
 /* The type. Owns: borrowed. GIL: not needed. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);

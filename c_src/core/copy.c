@@ -116,12 +116,13 @@ static inline void turn_8(char* to, int64_t to_row, const char* from, int64_t fr
   _mm_storeu_si128((void*)(to + to_row), _mm_unpackhi_epi64(a, b));
 }
 
-/* A transpose, four rows of `to` at a time, so that writes alternate between few rows. Returns
- * how many of these rows are done; the caller copies the rest. */
+/* A transpose, four rows of `to` at a time, so that writes alternate between few rows: in a half to
+ * a third of the time that tiles take for elements of 4 bytes, a half for many of 8. Returns how
+ * many of these rows are done; the caller copies the rest. */
 static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
                       int64_t item) {
-  int is_turned = inner->to == item && outer->from == item && (item == 4 || item == 8);
   int64_t a = 0, columns = inner->extent & ~(int64_t)3;
+  int is_turned = columns && inner->to == item && outer->from == item && (item == 4 || item == 8);
   for (; is_turned && a + 4 <= outer->extent; a += 4) {
     char* t = to + a * outer->to;
     const char* f = from + a * item;
@@ -215,8 +216,8 @@ static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64
   const dlx_axis* inner = n > 0 ? &axes[n - 1] : &once;
   const dlx_axis* outer = n > 1 ? &axes[n - 2] : &once;
   int contiguous = inner->from == item && inner->to == item && inner->extent * item >= 64;
-  int64_t at[DLX_MAX_NDIM] = {0};
-  for (;;) {
+  int64_t index[DLX_MAX_NDIM] = {0};
+  do {
     if (contiguous) {
       rows(to, from, outer, inner, item);
     } else if (tiled) {
@@ -224,17 +225,7 @@ static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64
     } else {
       plane(to, from, outer, inner, item);
     }
-    int d = n - 3; /* odometer over what is left */
-    for (; d >= 0; d--) {
-      to += axes[d].to;
-      from += axes[d].from;
-      if (++at[d] < axes[d].extent) break;
-      to -= axes[d].to * axes[d].extent;
-      from -= axes[d].from * axes[d].extent;
-      at[d] = 0;
-    }
-    if (d < 0) return;
-  }
+  } while (dlx_next(axes, n - 2, index, &to, &from));
 }
 
 int dlx_same_elements(const DLTensor* a, const DLTensor* b) {

@@ -2,7 +2,6 @@
  * once, in dlx_validate; what follows may rely on it. */
 
 #include "dlx.h"
-#include "hot.h"
 
 #include <stddef.h>
 
@@ -115,7 +114,7 @@ static int is_huge(int64_t step, int64_t bits) {
   return __builtin_mul_overflow(step, bits, &step);
 }
 
-DLX_HOT int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
+int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
   int64_t size = 1, bits = item_bits(t->dtype), first = (int64_t)(uintptr_t)t->data;
   if (first <= 0 || (first & (alignment - 1)) || t->device.device_type != kDLCPU ||
       t->byte_offset != 0 || bits <= 0 || bits % 8 || (uint32_t)t->ndim > DLX_MAX_NDIM ||
@@ -229,55 +228,34 @@ uint32_t dlx_layout(const DLTensor* t) {
 }
 
 const char* dlx_status_text(int status) {
-  switch (status) {
-    case DLX_OK:
-      return "fine";
-    case DLX_E_MEMORY:
-      return "out of memory";
-    case DLX_E_VERSION:
-      return "its DLPack major version is not 1";
-    case DLX_E_NDIM:
-      return "its number of dimensions is negative or above 128";
-    case DLX_E_SHAPE:
-      return "its shape is missing or has a negative extent";
-    case DLX_E_DTYPE:
-      return "its dtype has no bits or no lanes";
-    case DLX_E_OVERFLOW:
-      return "its size in bytes does not fit 63 bits, or its byte offset leaves the address space";
-    case DLX_E_FLAGS:
-      return "it has unknown flags on a dtype below one byte";
-    case DLX_E_NULL:
-      return "it has elements but no memory (null data)";
-    case DLX_E_DEVICE:
-      return "its memory cannot be read by the host";
-    case DLX_E_PACKED:
-      return "elements packed below one byte cannot be copied one by one";
-    case DLX_E_MISMATCH:
-      return "source and destination differ in shape or dtype";
-    case DLX_E_CAPSULE:
-      return "it is not a DLPack capsule";
-    case DLX_E_CONSUMED:
-      return "this DLPack capsule was already consumed";
-    case DLX_E_READONLY:
-      return "it is read-only";
-    case DLX_E_STREAM:
-      return "host memory has no stream";
-    case DLX_E_COPY:
-      return "it cannot be had without a copy";
-    case DLX_E_NO_DRIVER: /* dlx_cuda_message says more about these three */
-      return "there is no CUDA driver";
-    case DLX_E_FORKED:
-      return "the CUDA driver cannot be used in a forked child";
-    case DLX_E_DRIVER:
-      return "a call of the CUDA driver failed";
-    case DLX_E_CAPTURE:
-      return "one of the two streams is capturing a graph, and a dependency between them would "
-             "break the capture";
-    case DLX_E_SCATTERED:
-      return "its elements are too scattered for the copies of the CUDA driver";
-    case DLX_E_ARROW:
-      return "its Arrow data contradicts itself";
-    default:
-      return "unknown status";
-  }
+  static const char* const texts[] = {
+      [DLX_OK] = "fine",
+      [-DLX_E_MEMORY] = "out of memory",
+      [-DLX_E_VERSION] = "its DLPack major version is not 1",
+      [-DLX_E_NDIM] = "its number of dimensions is negative or above 128",
+      [-DLX_E_SHAPE] = "its shape is missing or has a negative extent",
+      [-DLX_E_DTYPE] = "its dtype has no bits or no lanes",
+      [-DLX_E_OVERFLOW] =
+          "its size in bytes does not fit 63 bits, or its byte offset leaves the address space",
+      [-DLX_E_FLAGS] = "it has unknown flags on a dtype below one byte",
+      [-DLX_E_NULL] = "it has elements but no memory (null data)",
+      [-DLX_E_DEVICE] = "its memory cannot be read by the host",
+      [-DLX_E_PACKED] = "elements packed below one byte cannot be copied one by one",
+      [-DLX_E_MISMATCH] = "source and destination differ in shape or dtype",
+      [-DLX_E_CAPSULE] = "it is not a DLPack capsule",
+      [-DLX_E_CONSUMED] = "this DLPack capsule was already consumed",
+      [-DLX_E_READONLY] = "it is read-only",
+      [-DLX_E_STREAM] = "host memory has no stream",
+      [-DLX_E_COPY] = "it cannot be had without a copy",
+      [-DLX_E_NO_DRIVER] = "there is no CUDA driver",
+      [-DLX_E_FORKED] = "the CUDA driver cannot be used in a forked child",
+      [-DLX_E_DRIVER] = "a call of the CUDA driver failed",
+      [-DLX_E_CAPTURE] =
+          "one of the two streams is capturing a graph, and a dependency between them would break "
+          "the capture",
+      [-DLX_E_SCATTERED] = "its elements are too scattered for the copies of the CUDA driver",
+      [-DLX_E_ARROW] = "its Arrow data contradicts itself",
+  };
+  enum { KNOWN = sizeof texts / sizeof *texts };
+  return status <= 0 && status > -KNOWN ? texts[-status] : "unknown status";
 }

@@ -5,7 +5,6 @@
 
 #include "allocate.h"
 #include "copy.h"
-#include "hot.h"
 #include "thread_state.h"
 
 typedef struct {
@@ -25,7 +24,7 @@ enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
 
 /* How many are live: a number for each thread, so that counting takes no locked operation. */
-DLX_HOT static void count(dlx_thread_state* own, int change) {
+static void count(dlx_thread_state* own, int change) {
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
     return;
@@ -42,14 +41,14 @@ int64_t dlx_live(void) {
 }
 
 /* GIL: not needed; `release` takes it if it must. */
-DLX_HOT static void finish(made_tensor* self, dlx_thread_state* own) {
+static void finish(made_tensor* self, dlx_thread_state* own) {
   if (self->release) self->release(self->owner);
   free(self);
   count(own, -1);
 }
 
 /* GIL: not needed. */
-DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
+static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
   /* Only a holder can add holders, so the last one needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
@@ -77,28 +76,14 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
   own->depth--;
 }
 
-DLX_HOT static void drop_owner(void* made) {
+static void drop_owner(void* made) {
   drop(made);
 }
 
-DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                            DLManagedTensorVersioned** out) {
-  int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
-  if (!dlx_has_odd_strides(like)) return dlx_managed_trust(like, flags, owner, release, out);
-  int64_t strides[DLX_MAX_NDIM];
-  DLTensor normal = *like;
-  normal.strides = strides;
-  dlx_normalize_strides(like, strides);
-  return dlx_managed_trust(&normal, flags, owner, release, out);
-}
-
 /* Of a tensor that is right, with room for `bytes` bytes of memory in the same allocation. Owns,
- * GIL, Errors: as dlx_managed_trust. */
-static inline __attribute__((always_inline)) int make(const DLTensor* like, uint64_t flags,
-                                                      void* owner, dlx_release release,
-                                                      size_t bytes,
-                                                      DLManagedTensorVersioned** out) {
+ * GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
+static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                       size_t bytes, DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim, size = sizeof(made_tensor) + 2 * rank * sizeof(int64_t);
   made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
@@ -140,9 +125,18 @@ static inline __attribute__((always_inline)) int make(const DLTensor* like, uint
   return DLX_OK;
 }
 
-DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
-                              dlx_release release, DLManagedTensorVersioned** out) {
-  return make(like, flags, owner, release, 0, out);
+int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                    DLManagedTensorVersioned** out) {
+  if (dlx_is_plain(like, 1)) return make(like, flags, owner, release, 0, out);
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
+  int64_t strides[DLX_MAX_NDIM];
+  DLTensor normal = *like;
+  if (dlx_has_odd_strides(like)) {
+    normal.strides = strides;
+    dlx_normalize_strides(like, strides);
+  }
+  return make(&normal, flags, owner, release, 0, out);
 }
 
 static void release_foreign(void* managed) {
@@ -155,25 +149,14 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
   /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-  const DLTensor* t = &foreign->dl_tensor;
-  return flags == 0 && dlx_is_plain(t, 1)
-             ? dlx_managed_trust(t, flags, foreign, release_foreign, out)
-             : dlx_managed_new(t, flags, foreign, release_foreign, out);
+  return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out) {
-  int status = dlx_managed_new(like, flags, made, drop_owner, out);
-  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
-  return status;
-}
-
-DLX_HOT int dlx_managed_export(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
-                               DLManagedTensorVersioned** out) {
-  DLTensor like = made->dl_tensor;
-  like.device = device;
-  int status = dlx_managed_trust(&like, flags, made, drop_owner, out);
-  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  int status = like ? dlx_managed_new(like, flags, made, drop_owner, out)
+                    : make(&made->dl_tensor, flags, made, drop_owner, 0, out);
+  if (status == DLX_OK) dlx_managed_hold(made);
   return status;
 }
 
@@ -210,8 +193,22 @@ static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
   fresh->data = dlx_allocate_aligned(whole);
   if (fresh->data == NULL) return DLX_E_MEMORY;
   dlx_use_huge_pages(fresh->data, whole);
-  int status = dlx_managed_trust(fresh, flags, fresh->data, free, out);
+  int status = make(fresh, flags, fresh->data, free, 0, out);
   if (status != DLX_OK) free(fresh->data);
+  return status;
+}
+
+int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
+              DLTensor* out) {
+  *out = (DLTensor){.data = (void*)(uintptr_t)DLX_ALIGNMENT, /* any address, for the check */
+                    .device = {kDLCPU, 0},
+                    .ndim = like->ndim,
+                    .dtype = like->dtype,
+                    .shape = like->shape};
+  int status = dlx_validate(out, flags);
+  if (status == DLX_OK) dlx_fresh_strides(like, keep_order, strides);
+  out->strides = strides;
+  out->data = NULL;
   return status;
 }
 
@@ -219,57 +216,32 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out) {
   enum { FEW = 1 << 12 /* bytes: an allocation would cost more than they do */ };
   int64_t strides[DLX_MAX_NDIM];
-  DLTensor fresh = *like;
-  fresh.strides = NULL;
-  if (!dlx_is_plain(like, 1)) {
-    int status = dlx_validate(like, flags);
-    if (status != DLX_OK) return status;
-    dlx_fresh_strides(like, keep_order, strides);
-    fresh.strides = strides;
-  }
-  size_t bytes = (size_t)dlx_nbytes(like, flags);
-  fresh.device = (DLDevice){kDLCPU, 0};
-  fresh.byte_offset = 0;
-  fresh.data = NULL;
-  if (bytes == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
+  DLTensor fresh;
+  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  if (status != DLX_OK) return status;
+  size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
   return bytes <= FEW ? make(&fresh, flags, NULL, NULL, bytes, out)
                       : make_large(&fresh, flags, bytes, out);
 }
 
-DLX_HOT void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
+void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
   ((made_tensor*)made)->owner = owner;
   ((made_tensor*)made)->release = release;
 }
 
-int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
-  made_tensor* self = (made_tensor*)made;
-  if (self->owner != owner || atomic_load(&self->holders) != 1) return 0;
-  self->release = NULL;
-  return 1;
+void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release release) {
+  const made_tensor* self = (const made_tensor*)made;
+  return release == NULL || self->release == release ? self->owner : NULL;
 }
 
-int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner) {
-  made_tensor* self = (made_tensor*)made;
-  if (owner != made && self->owner != owner) return 0;
-  atomic_fetch_add(&self->holders, 1);
-  return 1;
+int dlx_managed_is_sole(const DLManagedTensorVersioned* managed) {
+  const made_tensor* self = (const made_tensor*)managed;
+  return managed->deleter == drop &&
+         atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
 }
 
-int dlx_managed_is_sole(const DLManagedTensorVersioned* made) {
-  return atomic_load_explicit(&((const made_tensor*)made)->holders, memory_order_acquire) == 1;
-}
-
-void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
-  made_tensor* self = (made_tensor*)made;
-  return dlx_managed_is_sole(made) && self->release == release ? self->owner : NULL;
-}
-
-DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {
-  atomic_int_least32_t* holders = &((made_tensor*)made)->holders;
-  /* As in drop: a single holder needs no locked operation. */
-  if (atomic_load_explicit(holders, memory_order_acquire) != 1) return 0;
-  atomic_store_explicit(holders, 2, memory_order_relaxed);
-  return 1;
+void dlx_managed_hold(DLManagedTensorVersioned* made) {
+  atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
 }
 
 /* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */
@@ -292,10 +264,10 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   drop(made);
 }
 
-DLX_HOT void dlx_managed_release(DLManagedTensorVersioned* managed) {
+void dlx_managed_release(DLManagedTensorVersioned* managed) {
   if (managed->deleter) managed->deleter(managed);
 }
 
-DLX_HOT void dlx_count_managed(DLManagedTensorVersioned* self) {
+void dlx_count_managed(DLManagedTensorVersioned* self) {
   atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
 }

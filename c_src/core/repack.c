@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "dlx.h"
+#include "copy.h"
 
 typedef struct {
   uint8_t* at; /* first byte of the whole */
@@ -35,26 +35,21 @@ static uint8_t* first(const DLTensor* t) {
 
 /* Go through the padded side in row-major order, `dense` beside it. */
 static void each(packed dense, const DLTensor* loose, int packs) {
-  uint8_t* at = first(loose);
-  int64_t index[DLX_MAX_NDIM] = {0}, size = dlx_size(loose);
-  for (int64_t i = 0; i < size; i++) {
-    if (packs) {
-      write_bits(dense, i, *at);
-    } else {
-      *at = read_bits(dense, i);
-    }
-    int64_t below = 1; /* elements of the dimensions further in */
-    for (int32_t d = loose->ndim - 1; d >= 0; d--) {
-      int64_t stride = loose->strides ? loose->strides[d] : below;
-      if (++index[d] < loose->shape[d]) {
-        at += stride;
-        break;
-      }
-      at -= stride * (loose->shape[d] - 1); /* of an extent of 1 the stride may be any number */
-      index[d] = 0;
-      below *= loose->shape[d];
-    }
+  dlx_axis axes[DLX_MAX_NDIM];
+  int64_t index[DLX_MAX_NDIM] = {0}, i = 0, below = 1; /* elements of the dimensions further in */
+  for (int32_t d = loose->ndim - 1; d >= 0; below *= loose->shape[d--]) {
+    int64_t stride = loose->strides ? loose->strides[d] : below;
+    axes[d] = (dlx_axis){loose->shape[d], 0, loose->shape[d] == 1 ? 0 : stride};
   }
+  char* at = (char*)first(loose);
+  const char* unused = NULL;
+  do {
+    if (packs) {
+      write_bits(dense, i++, (uint8_t)*at);
+    } else {
+      *at = (char)read_bits(dense, i++);
+    }
+  } while (dlx_next(axes, loose->ndim, index, &at, &unused));
 }
 
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {

@@ -17,6 +17,7 @@ static void leave_state(void* left) {
   dlx_thread_state* own = left;
   dlx_own_state = NULL;
   own->depth = own->nested = 0;
+  own->message[0] = '\0';
   atomic_store(&own->since, 0);
   atomic_store(&own->entering, 0);
   atomic_flag_clear(&own->taken);
@@ -28,7 +29,7 @@ static void after_fork(void) {
     if (each == dlx_own_state) continue;
     atomic_store(&each->since, 0);
     atomic_store(&each->entering, 0);
-    each->depth = each->nested = each->n_spare = 0;
+    each->depth = each->nested = 0;
     each->waiting = NULL;
     atomic_flag_clear(&each->taken);
   }

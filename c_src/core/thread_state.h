@@ -3,15 +3,20 @@
 
 /* What each thread has of its own, in each extension, and only it writes to, so that the fast path
  * takes no locked operation on memory that other threads use. A thread that ends leaves its count
- * and its free list to the next one. cffi never reads this. */
+ * to the next one. cffi never reads this. */
 
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "dlx.h"
-#include "hot.h"
 
-enum { DLX_SPARE = 16 };
+/* The cheap kind of thread-local storage; under glibc a library that is loaded late has room for a
+ * few words of it, elsewhere (musl) it has none. */
+#ifdef __GLIBC__
+#define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define FEW_WORDS _Thread_local
+#endif
 
 typedef struct dlx_thread_state {
   atomic_int_least64_t count;        /* of live managed tensors: made here less released here */
@@ -19,9 +24,8 @@ typedef struct dlx_thread_state {
   DLManagedTensorVersioned* waiting; /* what is released after those */
   _Atomic(uint64_t) since; /* when it began to read routes, see python/route.c; 0 = it reads none */
   int nested;              /* how often it did so */
-  atomic_int entering;     /* whether it is taking the GIL, see python/gil.c */
-  int n_spare;             /* of the free list of dlx.Tensor, see python/tensor.c */
-  void* spare[DLX_SPARE];
+  atomic_int entering;     /* whether it is taking the GIL, see base/gil.c */
+  char message[400];       /* of the CUDA driver's last failure, see cuda/driver.c */
   atomic_flag taken;
   struct dlx_thread_state* next;
   char apart[64]; /* of the next state in memory: no two share a cache line */

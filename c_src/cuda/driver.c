@@ -2,16 +2,16 @@
  * read, and without it everything else goes on. */
 
 #include "driver.h"
-#include "core/allocate.h"
+#include "core/thread_state.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 cu_table cu;
 static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
-static void* driver; /* the library that the table is of */
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -22,40 +22,19 @@ static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 
 /* ---- what failed last, a sentence for each thread -------------------------------------------- */
 
-/* Memory of its own, and freed with the thread: a library that is loaded late has no room for it in
- * the static thread-local storage. */
-enum { MESSAGE = 400 };
-static pthread_key_t message;
-static pthread_once_t message_once = PTHREAD_ONCE_INIT;
-static int has_message; /* the key exists */
-
-static void make_message(void) {
-  has_message = pthread_key_create(&message, free) == 0;
-}
-
-/* This thread's memory, or NULL where it has none yet. */
-static char* find_message(void) {
-  pthread_once(&message_once, make_message);
-  return has_message ? pthread_getspecific(message) : NULL;
-}
-
 const char* dlx_cuda_message(void) {
-  const char* found = find_message();
-  return found ? found : "the CUDA driver failed, and there was no memory to say how";
+  const dlx_thread_state* own = dlx_state_of_thread();
+  return own && own->message[0] ? own->message
+                                : "the CUDA driver failed, and there was no memory to say how";
 }
 
 /* GIL: not needed. Errors: without memory, the sentence above stands for it. */
 __attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
-  char* text = find_message();
-  if (text == NULL && has_message && (text = dlx_allocate(MESSAGE)) &&
-      pthread_setspecific(message, text) != 0) {
-    free(text);
-    text = NULL;
-  }
-  if (text == NULL) return;
+  dlx_thread_state* own = dlx_state_of_thread();
+  if (own == NULL) return;
   va_list values;
   va_start(values, format);
-  vsnprintf(text, MESSAGE, format, values);
+  vsnprintf(own->message, sizeof own->message, format, values);
   va_end(values);
 }
 
@@ -131,52 +110,17 @@ static void at_exit(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-typedef struct {
+enum { NEEDED, WANTED, POOLS, SHARING };
+
+static const struct {
   const char* name;
   size_t offset;
-  int optional;
-} entry;
+  int kind;
+} entries[] = {
+#define ENTRY(kind, name, symbol, parameters) {#symbol, offsetof(cu_table, name), kind},
+    CU_CALLS(ENTRY)};
 
-#define NEEDED(field, symbol) {symbol, offsetof(cu_table, field), 0}
-#define WANTED(field, symbol) {symbol, offsetof(cu_table, field), 1}
-
-static const entry entries[] = {
-    NEEDED(Init, "cuInit"),
-    NEEDED(GetErrorName, "cuGetErrorName"),
-    NEEDED(GetErrorString, "cuGetErrorString"),
-    NEEDED(DeviceGetCount, "cuDeviceGetCount"),
-    NEEDED(DeviceGet, "cuDeviceGet"),
-    NEEDED(DeviceGetName, "cuDeviceGetName"),
-    NEEDED(DeviceGetAttribute, "cuDeviceGetAttribute"),
-    NEEDED(DeviceCanAccessPeer, "cuDeviceCanAccessPeer"),
-    NEEDED(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
-    NEEDED(CtxPushCurrent, "cuCtxPushCurrent_v2"),
-    NEEDED(CtxPopCurrent, "cuCtxPopCurrent_v2"),
-    NEEDED(PointerGetAttribute, "cuPointerGetAttribute"),
-    NEEDED(StreamCreate, "cuStreamCreate"),
-    NEEDED(StreamSynchronize, "cuStreamSynchronize"),
-    NEEDED(StreamQuery, "cuStreamQuery"),
-    NEEDED(StreamWaitEvent, "cuStreamWaitEvent"),
-    NEEDED(StreamIsCapturing, "cuStreamIsCapturing"),
-    NEEDED(EventCreate, "cuEventCreate"),
-    NEEDED(EventRecord, "cuEventRecord"),
-    NEEDED(EventQuery, "cuEventQuery"),
-    NEEDED(EventSynchronize, "cuEventSynchronize"),
-    NEEDED(EventDestroy, "cuEventDestroy_v2"),
-    NEEDED(MemAlloc, "cuMemAlloc_v2"),
-    NEEDED(MemFree, "cuMemFree_v2"),
-    NEEDED(MemcpyAsync, "cuMemcpyAsync"),
-    NEEDED(MemcpyPeerAsync, "cuMemcpyPeerAsync"),
-    NEEDED(Memcpy2DAsync, "cuMemcpy2DAsync_v2"),
-    NEEDED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
-    WANTED(MemPoolCreate, "cuMemPoolCreate"),
-    WANTED(MemPoolDestroy, "cuMemPoolDestroy"),
-    WANTED(MemPoolSetAttribute, "cuMemPoolSetAttribute"),
-    WANTED(MemPoolSetAccess, "cuMemPoolSetAccess"),
-    WANTED(MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync"),
-    WANTED(MemFreeAsync, "cuMemFreeAsync"),
-    WANTED(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
-};
+enum { ENTRIES = sizeof entries / sizeof *entries };
 
 /* GIL: not needed; cuda_once_lock held. Errors: DLX_E_NO_DRIVER; nothing half-filled is left. */
 static int fill_table(void) {
@@ -188,9 +132,11 @@ static int fill_table(void) {
   }
   cu_table found;
   memset(&found, 0, sizeof found);
-  for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+  int has_pools = 1;
+  for (int i = 0; i < ENTRIES; i++) {
     void* symbol = dlsym(library, entries[i].name);
-    if (symbol == NULL && !entries[i].optional) {
+    if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
+    if (symbol == NULL && entries[i].kind == NEEDED) {
       char why[120];
       snprintf(why, sizeof why, "the one that was found is too old, it has no %s", entries[i].name);
       dlclose(library);
@@ -198,16 +144,19 @@ static int fill_table(void) {
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
-  if (!found.MemPoolDestroy || !found.MemPoolSetAttribute || !found.MemPoolSetAccess ||
-      !found.MemAllocFromPoolAsync || !found.MemFreeAsync)
-    found.MemPoolCreate = NULL; /* all or none */
+  if (!has_pools) found.MemPoolCreate = NULL; /* all or none */
   cu = found;
-  driver = library;
   return DLX_OK;
 }
 
-void* cuda_symbol(const char* name) {
-  return dlsym(driver, name);
+int cuda_can_share(void) {
+  for (int i = 0; i < ENTRIES; i++) {
+    void* function;
+    memcpy(&function, (char*)&cu + entries[i].offset, sizeof function);
+    if (entries[i].kind == SHARING && function == NULL)
+      return cuda_failed(entries[i].name, CU_NOT_FOUND);
+  }
+  return DLX_OK;
 }
 
 /* GIL: not needed; cuda_once_lock held. */
@@ -251,11 +200,9 @@ int dlx_cuda_load(void) {
 
 int dlx_cuda_count(int32_t* count) {
   int found = 0, status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
-  int code = cu.DeviceGetCount(&found);
-  if (code != CU_OK) return cuda_failed("cuDeviceGetCount", code);
-  *count = found;
-  return DLX_OK;
+  if (status == DLX_OK) status = CUDA(DeviceGetCount, &found);
+  if (status == DLX_OK) *count = found;
+  return status;
 }
 
 /* The driver's own number of a device. GIL: not needed. */
@@ -268,15 +215,12 @@ static int device_of(int32_t device_id, int* device) {
         count);
     return DLX_E_DRIVER;
   }
-  int code = cu.DeviceGet(device, device_id);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGet", code);
+  return CUDA(DeviceGet, device, device_id);
 }
 
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
   int device = 0, status = device_of(device_id, &device);
-  if (status != DLX_OK) return status;
-  int code = cu.DeviceGetName(name, room, device);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGetName", code);
+  return status == DLX_OK ? CUDA(DeviceGetName, name, room, device) : status;
 }
 
 int cuda_primary(int32_t device_id, cu_context* context) {
@@ -289,9 +233,10 @@ int cuda_primary(int32_t device_id, cu_context* context) {
   int device = 0;
   status = device_of(device_id, &device);
   if (status != DLX_OK) return status;
-  int mode = cuda_relax(), code = cu.DevicePrimaryCtxRetain(context, device); /* may allocate */
+  int mode = cuda_relax(); /* it may allocate */
+  status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(mode);
-  if (code != CU_OK) return cuda_failed("cuDevicePrimaryCtxRetain", code);
+  if (status != DLX_OK) return status;
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
   atomic_store(&primaries[device_id], *context);
   return DLX_OK;
@@ -305,9 +250,7 @@ int dlx_cuda_entered(int32_t device_id) {
 int dlx_cuda_push(int32_t device_id) {
   cu_context context = NULL;
   int status = cuda_primary(device_id, &context);
-  if (status != DLX_OK) return status;
-  int code = cu.CtxPushCurrent(context);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuCtxPushCurrent", code);
+  return status == DLX_OK ? CUDA(CtxPushCurrent, context) : status;
 }
 
 void dlx_cuda_pop(void) {
@@ -328,6 +271,17 @@ int cuda_relax(void) {
 
 void cuda_unrelax(int before) {
   if (before >= 0) cu.ThreadExchangeStreamCaptureMode(&before);
+}
+
+int cuda_enter(int32_t device_id, int* before) {
+  int status = dlx_cuda_push(device_id);
+  if (status == DLX_OK) *before = cuda_relax();
+  return status;
+}
+
+void cuda_leave(int before) {
+  cuda_unrelax(before);
+  dlx_cuda_pop();
 }
 
 /* GIL: not needed. Errors: the driver's code. */

@@ -71,45 +71,123 @@ typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to an
   size_t width, height;
 } cu_box;
 
+/* ---- of memory that several processes use ---- */
+
+enum {
+  CU_ATTRIBUTE_IPC = 10, /* of memory: cuIpcGetMemHandle takes it */
+  CU_ATTRIBUTE_START = 11,
+  CU_ATTRIBUTE_SIZE = 12,
+  CU_ATTRIBUTE_HANDLES = 14 /* a mask of CU_DESCRIPTOR and its like */
+};
+enum { CU_DEVICE_HAS_DESCRIPTORS = 103, CU_DEVICE_HAS_IPC = 125 };
+enum { CU_EVENT_BETWEEN_PROCESSES = 4, CU_IPC_PEERS = 1, CU_DESCRIPTOR = 1, CU_MINIMUM = 0 };
+
+typedef unsigned long long cu_allocation;
+
 typedef struct {
-  int (*Init)(unsigned flags);
-  int (*GetErrorName)(int code, const char** name);
-  int (*GetErrorString)(int code, const char** text);
-  int (*DeviceGetCount)(int* count);
-  int (*DeviceGet)(int* device, int ordinal);
-  int (*DeviceGetName)(char* name, int room, int device);
-  int (*DeviceGetAttribute)(int* value, int attribute, int device);
-  int (*DeviceCanAccessPeer)(int* yes, int device, int peer);
-  int (*DevicePrimaryCtxRetain)(cu_context* context, int device);
-  int (*CtxPushCurrent)(cu_context context);
-  int (*CtxPopCurrent)(cu_context* context);
-  int (*PointerGetAttribute)(void* value, int attribute, cu_address address);
-  int (*StreamCreate)(cu_stream* stream, unsigned flags);
-  int (*StreamSynchronize)(cu_stream stream);
-  int (*StreamQuery)(cu_stream stream);
-  int (*StreamWaitEvent)(cu_stream stream, cu_event event, unsigned flags);
-  int (*StreamIsCapturing)(cu_stream stream, int* status);
-  int (*EventCreate)(cu_event* event, unsigned flags);
-  int (*EventRecord)(cu_event event, cu_stream stream);
-  int (*EventQuery)(cu_event event);
-  int (*EventSynchronize)(cu_event event);
-  int (*EventDestroy)(cu_event event);
-  int (*MemAlloc)(cu_address* address, size_t nbytes);
-  int (*MemFree)(cu_address address);
-  int (*MemcpyAsync)(cu_address to, cu_address from, size_t nbytes, cu_stream stream);
-  int (*MemcpyPeerAsync)(cu_address to, cu_context to_context, cu_address from,
-                         cu_context from_context, size_t nbytes, cu_stream stream);
-  int (*Memcpy2DAsync)(const cu_box* box, cu_stream stream);
-  int (*ThreadExchangeStreamCaptureMode)(int* mode); /* CUDA 10.1, the oldest that will do */
-  /* NULL in old drivers: CUDA 11.2, 11.3 */
-  int (*MemPoolCreate)(cu_pool* pool, const cu_pool_properties* properties);
-  int (*MemPoolDestroy)(cu_pool pool);
-  int (*MemPoolSetAttribute)(cu_pool pool, int attribute, void* value);
-  int (*MemPoolSetAccess)(cu_pool pool, const cu_pool_access* access, size_t n);
-  int (*MemAllocFromPoolAsync)(cu_address* address, size_t nbytes, cu_pool pool, cu_stream stream);
-  int (*MemFreeAsync)(cu_address address, cu_stream stream);
-  int (*StreamGetCaptureInfo)(cu_stream stream, int* status, uint64_t* id, void* graph,
-                              void* dependencies, void* n_dependencies);
+  char bytes[64];
+} cu_ipc;
+
+typedef struct {
+  char bytes[16];
+} cu_uuid;
+
+typedef struct {
+  int kind, handles;
+  cu_location location;
+  void* windows;
+  unsigned char compression, direct;
+  unsigned short usage;
+  unsigned char reserved[4];
+} cu_allocation_properties;
+
+/* ---- functions ---- */
+
+/* Every function that is called: what lacks it is refused (NEEDED), does without pools or the
+ * number of a capture (POOLS, WANTED), or shares no memory between processes (SHARING). The oldest
+ * driver that has what is needed is CUDA 10.1's, for ThreadExchangeStreamCaptureMode; pools are
+ * of 11.2. */
+#define CU_CALLS(CALL)                                                                            \
+  CALL(NEEDED, Init, cuInit, (unsigned flags))                                                    \
+  CALL(NEEDED, GetErrorName, cuGetErrorName, (int code, const char** name))                       \
+  CALL(NEEDED, GetErrorString, cuGetErrorString, (int code, const char** text))                   \
+  CALL(NEEDED, DeviceGetCount, cuDeviceGetCount, (int* count))                                    \
+  CALL(NEEDED, DeviceGet, cuDeviceGet, (int* device, int ordinal))                                \
+  CALL(NEEDED, DeviceGetName, cuDeviceGetName, (char* name, int room, int device))                \
+  CALL(NEEDED, DeviceGetAttribute, cuDeviceGetAttribute, (int* value, int attribute, int device)) \
+  CALL(NEEDED, DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int* yes, int device, int peer))      \
+  CALL(NEEDED, DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain,                                  \
+       (cu_context * context, int device))                                                        \
+  CALL(NEEDED, CtxPushCurrent, cuCtxPushCurrent_v2, (cu_context context))                         \
+  CALL(NEEDED, CtxPopCurrent, cuCtxPopCurrent_v2, (cu_context * context))                         \
+  CALL(NEEDED, PointerGetAttribute, cuPointerGetAttribute,                                        \
+       (void* value, int attribute, cu_address address))                                          \
+  CALL(NEEDED, StreamCreate, cuStreamCreate, (cu_stream * stream, unsigned flags))                \
+  CALL(NEEDED, StreamSynchronize, cuStreamSynchronize, (cu_stream stream))                        \
+  CALL(NEEDED, StreamQuery, cuStreamQuery, (cu_stream stream))                                    \
+  CALL(NEEDED, StreamWaitEvent, cuStreamWaitEvent,                                                \
+       (cu_stream stream, cu_event event, unsigned flags))                                        \
+  CALL(NEEDED, StreamIsCapturing, cuStreamIsCapturing, (cu_stream stream, int* status))           \
+  CALL(NEEDED, EventCreate, cuEventCreate, (cu_event * event, unsigned flags))                    \
+  CALL(NEEDED, EventRecord, cuEventRecord, (cu_event event, cu_stream stream))                    \
+  CALL(NEEDED, EventQuery, cuEventQuery, (cu_event event))                                        \
+  CALL(NEEDED, EventSynchronize, cuEventSynchronize, (cu_event event))                            \
+  CALL(NEEDED, EventDestroy, cuEventDestroy_v2, (cu_event event))                                 \
+  CALL(NEEDED, MemAlloc, cuMemAlloc_v2, (cu_address * address, size_t nbytes))                    \
+  CALL(NEEDED, MemFree, cuMemFree_v2, (cu_address address))                                       \
+  CALL(NEEDED, MemcpyAsync, cuMemcpyAsync,                                                        \
+       (cu_address to, cu_address from, size_t nbytes, cu_stream stream))                         \
+  CALL(NEEDED, MemcpyPeerAsync, cuMemcpyPeerAsync,                                                \
+       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,           \
+        size_t nbytes, cu_stream stream))                                                         \
+  CALL(NEEDED, Memcpy2DAsync, cuMemcpy2DAsync_v2, (const cu_box* box, cu_stream stream))          \
+  CALL(NEEDED, ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int* mode))   \
+  CALL(POOLS, MemPoolCreate, cuMemPoolCreate,                                                     \
+       (cu_pool * pool, const cu_pool_properties* properties))                                    \
+  CALL(POOLS, MemPoolDestroy, cuMemPoolDestroy, (cu_pool pool))                                   \
+  CALL(POOLS, MemPoolSetAttribute, cuMemPoolSetAttribute,                                         \
+       (cu_pool pool, int attribute, void* value))                                                \
+  CALL(POOLS, MemPoolSetAccess, cuMemPoolSetAccess,                                               \
+       (cu_pool pool, const cu_pool_access* access, size_t n))                                    \
+  CALL(POOLS, MemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                     \
+       (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                     \
+  CALL(POOLS, MemFreeAsync, cuMemFreeAsync, (cu_address address, cu_stream stream))               \
+  CALL(WANTED, StreamGetCaptureInfo, cuStreamGetCaptureInfo_v2,                                   \
+       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,             \
+        void* n_dependencies))                                                                    \
+  CALL(SHARING, DeviceGetUuid, cuDeviceGetUuid_v2, (cu_uuid * uuid, int device))                  \
+  CALL(SHARING, IpcGetMemHandle, cuIpcGetMemHandle, (cu_ipc * handle, cu_address address))        \
+  CALL(SHARING, IpcOpenMemHandle, cuIpcOpenMemHandle_v2,                                          \
+       (cu_address * address, cu_ipc handle, unsigned flags))                                     \
+  CALL(SHARING, IpcCloseMemHandle, cuIpcCloseMemHandle, (cu_address address))                     \
+  CALL(SHARING, IpcGetEventHandle, cuIpcGetEventHandle, (cu_ipc * handle, cu_event event))        \
+  CALL(SHARING, IpcOpenEventHandle, cuIpcOpenEventHandle, (cu_event * event, cu_ipc handle))      \
+  CALL(SHARING, MemCreate, cuMemCreate,                                                           \
+       (cu_allocation * made, size_t size, const cu_allocation_properties* properties,            \
+        unsigned long long flags))                                                                \
+  CALL(SHARING, MemRelease, cuMemRelease, (cu_allocation allocation))                             \
+  CALL(SHARING, MemRetainAllocationHandle, cuMemRetainAllocationHandle,                           \
+       (cu_allocation * found, void* address))                                                    \
+  CALL(SHARING, MemGetAllocationGranularity, cuMemGetAllocationGranularity,                       \
+       (size_t* bytes, const cu_allocation_properties* properties, int option))                   \
+  CALL(SHARING, MemAddressReserve, cuMemAddressReserve,                                           \
+       (cu_address * address, size_t size, size_t alignment, cu_address wish,                     \
+        unsigned long long flags))                                                                \
+  CALL(SHARING, MemAddressFree, cuMemAddressFree, (cu_address address, size_t size))              \
+  CALL(SHARING, MemMap, cuMemMap,                                                                 \
+       (cu_address address, size_t size, size_t offset, cu_allocation allocation,                 \
+        unsigned long long flags))                                                                \
+  CALL(SHARING, MemUnmap, cuMemUnmap, (cu_address address, size_t size))                          \
+  CALL(SHARING, MemSetAccess, cuMemSetAccess,                                                     \
+       (cu_address address, size_t size, const cu_pool_access* access, size_t count))             \
+  CALL(SHARING, MemExportToShareableHandle, cuMemExportToShareableHandle,                         \
+       (void* handle, cu_allocation allocation, int kind, unsigned long long flags))              \
+  CALL(SHARING, MemImportFromShareableHandle, cuMemImportFromShareableHandle,                     \
+       (cu_allocation * made, void* handle, int kind))
+
+#define CU_MEMBER(kind, name, symbol, parameters) int(*name) parameters;
+typedef struct {
+  CU_CALLS(CU_MEMBER)
 } cu_table;
 
 /* The table; filled once dlx_cuda_load has said DLX_OK. */
@@ -118,11 +196,19 @@ extern cu_table cu;
 /* 1 in a child of a process that had initialised the driver. GIL: not needed. */
 int cuda_is_child(void);
 
-/* A function of the driver, which is loaded, or NULL. GIL: not needed. */
-void* cuda_symbol(const char* name);
+/* Whether the loaded driver has all that memory of several processes takes. GIL: not needed.
+ * Errors: DLX_E_DRIVER, which names what it lacks. */
+int cuda_can_share(void);
 
 /* Note a failed call for dlx_cuda_message; returns DLX_E_DRIVER. GIL: not needed. */
 int cuda_failed(const char* operation, int code);
+
+static inline int cuda_checked(const char* operation, int code) {
+  return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
+}
+
+/* Call a function of the driver. GIL: not needed. Errors: DLX_E_DRIVER. */
+#define CUDA(name, ...) cuda_checked("cu" #name, cu.name(__VA_ARGS__))
 
 /* The primary context of a device, retained for good. GIL: not needed. Errors: as dlx_cuda_load. */
 int cuda_primary(int32_t device_id, cu_context* context);
@@ -147,6 +233,11 @@ void cuda_forget_streams(void);
  * cuda_unrelax. GIL: not needed. */
 int cuda_relax(void);
 void cuda_unrelax(int before);
+
+/* Both at once: make a device current, in the relaxed mode, and undo that. GIL: not needed. Errors:
+ * as dlx_cuda_push; then there is nothing to undo. */
+int cuda_enter(int32_t device_id, int* before);
+void cuda_leave(int before);
 
 static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;

@@ -3,7 +3,7 @@
 
 #define _GNU_SOURCE
 
-#include "ipc.h"
+#include "driver.h"
 #include "core/allocate.h"
 
 #include <string.h>
@@ -17,78 +17,30 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-static cu_ipc_table ipc; /* guarded by `filling` while it is filled */
-static const void* filled_from;
-static pthread_mutex_t filling = PTHREAD_MUTEX_INITIALIZER;
-
-/* In the order of cu_ipc_table. */
-static const char* const symbols[] = {
-    "cuDeviceGetUuid_v2",
-    "cuIpcGetMemHandle",
-    "cuIpcOpenMemHandle_v2",
-    "cuIpcCloseMemHandle",
-    "cuIpcGetEventHandle",
-    "cuIpcOpenEventHandle",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemRetainAllocationHandle",
-    "cuMemGetAllocationGranularity",
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-    "cuMemExportToShareableHandle",
-    "cuMemImportFromShareableHandle",
-};
-_Static_assert(sizeof symbols / sizeof *symbols == sizeof ipc / sizeof ipc.MemCreate, "one each");
-
-/* Load the driver and fill the table: all of it, or nothing. GIL: not needed. Errors: as
- * dlx_cuda_load; DLX_E_DRIVER where the driver is too old. */
-static int prepare(void) {
+/* Load a driver that can share memory, and make the device current in the relaxed mode. GIL: not
+ * needed. Errors: as dlx_cuda_load; DLX_E_DRIVER where the driver is too old. */
+static int enter(int32_t device_id, int* before) {
   int status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
-  pthread_mutex_lock(&filling);
-  const void* source = cuda_symbol("cuInit");
-  size_t n = source == filled_from ? 0 : sizeof symbols / sizeof *symbols;
-  for (size_t i = 0; i < n && status == DLX_OK; i++) {
-    void* found = cuda_symbol(symbols[i]);
-    if (found == NULL) status = cuda_failed(symbols[i], CU_NOT_FOUND); /* an old driver */
-    memcpy((char*)&ipc + i * sizeof found, &found, sizeof found);
-  }
-  filled_from = status == DLX_OK ? source : NULL;
-  pthread_mutex_unlock(&filling);
-  return status;
-}
-
-/* The same, with the device's context pushed. */
-static int enter(int32_t device_id) {
-  int status = prepare();
-  return status == DLX_OK ? dlx_cuda_push(device_id) : status;
-}
-
-static int checked(const char* operation, int code) {
-  return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
+  if (status == DLX_OK) status = cuda_can_share();
+  return status == DLX_OK ? cuda_enter(device_id, before) : status;
 }
 
 /* Ask what a device has. Errors: DLX_E_DRIVER. */
 static int has(int attribute, int32_t device_id, int* yes) {
-  int device = 0, status = checked("cuDeviceGet", cu.DeviceGet(&device, device_id));
+  int device = 0, status = CUDA(DeviceGet, &device, device_id);
   *yes = 0;
-  return status == DLX_OK
-             ? checked("cuDeviceGetAttribute", cu.DeviceGetAttribute(yes, attribute, device))
-             : status;
+  return status == DLX_OK ? CUDA(DeviceGetAttribute, yes, attribute, device) : status;
 }
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
-  int device = 0, status = enter(device_id);
+  int mode, device = 0, status = enter(device_id, &mode);
   if (status != DLX_OK) return status;
   cu_uuid found = {{0}};
-  int code = cu.DeviceGet(&device, device_id);
-  if (code == CU_OK) code = ipc.DeviceGetUuid(&found, device);
+  status = CUDA(DeviceGet, &device, device_id);
+  if (status == DLX_OK) status = CUDA(DeviceGetUuid, &found, device);
   memcpy(uuid, found.bytes, sizeof found.bytes);
-  dlx_cuda_pop();
-  return checked("cuDeviceGetUuid", code);
+  cuda_leave(mode);
+  return status;
 }
 
 /* ---- one allocation: mapped here, or opened ---------------------------------------------------
@@ -103,55 +55,53 @@ typedef struct {
 
 void dlx_ipc_release(void* owner) {
   memory* self = owner;
-  if (dlx_cuda_loaded() && dlx_cuda_push(self->device) == DLX_OK) {
-    int mode = cuda_relax();
+  int mode;
+  if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
     if (self->kind == DLX_IPC_HANDLE) {
-      ipc.IpcCloseMemHandle(self->address);
+      cu.IpcCloseMemHandle(self->address);
     } else if (self->kind == DLX_IPC_NONE) {
       cu.MemFree(self->address);
     } else {
-      if (ipc.MemUnmap(self->address, self->size) == CU_OK)
-        ipc.MemAddressFree(self->address, self->size);
+      if (cu.MemUnmap(self->address, self->size) == CU_OK)
+        cu.MemAddressFree(self->address, self->size);
     }
-    cuda_unrelax(mode);
-    dlx_cuda_pop();
+    cuda_leave(mode);
   }
   free(self);
 }
 
-static cu_properties properties_on(int32_t device_id) {
-  return (cu_properties){
-      .kind = CU_PINNED, .handles = CU_DESCRIPTOR, .location = {CU_ON_DEVICE, device_id}};
+static cu_allocation_properties properties_on(int32_t device_id) {
+  return (cu_allocation_properties){.kind = CU_ALLOCATION_PINNED,
+                                    .handles = CU_DESCRIPTOR,
+                                    .location = {CU_LOCATION_DEVICE, device_id}};
 }
 
 /* Map an allocation, which it then keeps by itself. Owns: the allocation is released in any case.
  * Errors: DLX_E_DRIVER; nothing is left mapped. */
 static int map(memory* self, cu_allocation allocation) {
-  cu_access access = {{CU_ON_DEVICE, self->device}, CU_READ_WRITE};
-  int mapped = 0, status = checked("cuMemAddressReserve",
-                                   ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
+  cu_pool_access access = {{CU_LOCATION_DEVICE, self->device}, CU_ACCESS_READ_WRITE};
+  int mapped = 0, status = CUDA(MemAddressReserve, &self->address, self->size, 0, 0, 0);
   if (status == DLX_OK) {
-    status = checked("cuMemMap", ipc.MemMap(self->address, self->size, 0, allocation, 0));
+    status = CUDA(MemMap, self->address, self->size, 0, allocation, 0);
     if (status == DLX_OK) {
-      status = checked("cuMemSetAccess", ipc.MemSetAccess(self->address, self->size, &access, 1));
-      mapped = status == DLX_OK || ipc.MemUnmap(self->address, self->size) != CU_OK;
+      status = CUDA(MemSetAccess, self->address, self->size, &access, 1);
+      mapped = status == DLX_OK || cu.MemUnmap(self->address, self->size) != CU_OK;
     }
-    if (!mapped) ipc.MemAddressFree(self->address, self->size);
+    if (!mapped) cu.MemAddressFree(self->address, self->size);
   }
-  ipc.MemRelease(allocation);
+  cu.MemRelease(allocation);
   return status;
 }
 
 /* Memory that a descriptor stands for. Errors: DLX_E_DRIVER. */
 static int create(memory* self) {
-  cu_properties properties = properties_on(self->device);
+  cu_allocation_properties properties = properties_on(self->device);
   cu_allocation made = 0;
   size_t step = 1;
-  int status = checked("cuMemGetAllocationGranularity",
-                       ipc.MemGetAllocationGranularity(&step, &properties, CU_MINIMUM));
+  int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
   if (status != DLX_OK) return status;
   self->size = (self->size + step - 1) / step * step;
-  status = checked("cuMemCreate", ipc.MemCreate(&made, self->size, &properties, 0));
+  status = CUDA(MemCreate, &made, self->size, &properties, 0);
   return status == DLX_OK ? map(self, made) : status;
 }
 
@@ -161,7 +111,7 @@ static int allocate(memory* self) {
   if (status != DLX_OK) return status;
   if (yes) {
     self->kind = DLX_IPC_NONE; /* plain memory: whoever opens it is told by a handle */
-    return checked("cuMemAlloc", cu.MemAlloc(&self->address, self->size));
+    return CUDA(MemAlloc, &self->address, self->size);
   }
   status = has(CU_DEVICE_HAS_DESCRIPTORS, self->device, &yes);
   if (status != DLX_OK) return status;
@@ -173,12 +123,10 @@ int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* ad
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (memory){.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  int status = enter(device_id);
+  int mode, status = enter(device_id, &mode);
   if (status == DLX_OK) {
-    int mode = cuda_relax();
     status = allocate(self);
-    cuda_unrelax(mode);
-    dlx_cuda_pop();
+    cuda_leave(mode);
   }
   if (status != DLX_OK) {
     free(self);
@@ -198,52 +146,49 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   unsigned long long handles = 0;
   size_t length = 0;
   char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
-  int status = enter(device_id);
+  int mode, status = enter(device_id, &mode);
   if (status != DLX_OK) return status;
-  int code = cu.PointerGetAttribute(&start, CU_ATTRIBUTE_START, at);
-  if (code == CU_OK) code = cu.PointerGetAttribute(&length, CU_ATTRIBUTE_SIZE, at);
-  if (code == CU_OK) code = cu.PointerGetAttribute(legacy, CU_ATTRIBUTE_IPC, at);
-  if (code == CU_OK) code = cu.PointerGetAttribute(&handles, CU_ATTRIBUTE_HANDLES, at);
   int by_handle = 0;
-  status = checked("cuPointerGetAttribute", code);
+  status = CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
   if (status == DLX_OK && legacy[0]) status = has(CU_DEVICE_HAS_IPC, device_id, &by_handle);
   *kind = DLX_IPC_NONE;
   if (status == DLX_OK && by_handle) {
     *kind = DLX_IPC_HANDLE;
   } else if (status == DLX_OK && handles & CU_DESCRIPTOR) {
     cu_allocation found = 0; /* none where the memory is of a pool */
-    code = ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
+    int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
     if (code == CU_OK) {
       *kind = DLX_IPC_DESCRIPTOR;
-      ipc.MemRelease(found);
+      cu.MemRelease(found);
     } else if (code != CU_INVALID_VALUE && code != CU_NOT_PERMITTED && code != CU_NOT_SUPPORTED) {
       status = cuda_failed("cuMemRetainAllocationHandle", code);
     }
   }
-  dlx_cuda_pop();
+  cuda_leave(mode);
   *base = (uintptr_t)start;
   *size = (int64_t)length;
   return status;
 }
 
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {
-  int status = enter(device_id);
+  int mode, status = enter(device_id, &mode);
   if (status != DLX_OK) return status;
   if (kind == DLX_IPC_HANDLE) {
     cu_ipc made = {{0}};
-    status = checked("cuIpcGetMemHandle", ipc.IpcGetMemHandle(&made, (cu_address)base));
+    status = CUDA(IpcGetMemHandle, &made, (cu_address)base);
     if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
   } else {
     cu_allocation found = 0;
-    status =
-        checked("cuMemRetainAllocationHandle", ipc.MemRetainAllocationHandle(&found, (void*)base));
+    status = CUDA(MemRetainAllocationHandle, &found, (void*)base);
     if (status == DLX_OK) {
-      status = checked("cuMemExportToShareableHandle",
-                       ipc.MemExportToShareableHandle(fd, found, CU_DESCRIPTOR, 0));
-      ipc.MemRelease(found);
+      status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
+      cu.MemRelease(found);
     }
   }
-  dlx_cuda_pop();
+  cuda_leave(mode);
   return status;
 }
 
@@ -255,11 +200,11 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   if (self->kind == DLX_IPC_HANDLE) {
     cu_ipc given;
     memcpy(given.bytes, handle, sizeof given.bytes);
-    return checked("cuIpcOpenMemHandle", ipc.IpcOpenMemHandle(&self->address, given, CU_IPC_PEERS));
+    return CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS);
   }
   cu_allocation made = 0;
-  int code = ipc.MemImportFromShareableHandle(&made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
-  return code == CU_OK ? map(self, made) : cuda_failed("cuMemImportFromShareableHandle", code);
+  int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
+  return status == DLX_OK ? map(self, made) : status;
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
@@ -268,12 +213,10 @@ int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int f
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (memory){.device = device_id, .kind = kind, .size = (size_t)*size};
-  int status = enter(device_id);
+  int mode, status = enter(device_id, &mode);
   if (status == DLX_OK) {
-    int mode = cuda_relax();
     status = open_memory(self, handle, fd);
-    cuda_unrelax(mode);
-    dlx_cuda_pop();
+    cuda_leave(mode);
   }
   if (status != DLX_OK) {
     free(self);
@@ -284,8 +227,7 @@ int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int f
   if (kind == DLX_IPC_HANDLE) { /* who gave the handle may say any size: the driver knows it */
     status = dlx_cuda_push(device_id);
     if (status == DLX_OK) {
-      status = checked("cuPointerGetAttribute",
-                       cu.PointerGetAttribute(&length, CU_ATTRIBUTE_SIZE, self->address));
+      status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, self->address);
       dlx_cuda_pop();
     }
     *size = (int64_t)length;
@@ -309,19 +251,15 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;
   cu_ipc given = {{0}};
-  int status = enter(device_id);
+  int mode, status = enter(device_id, &mode);
   if (status != DLX_OK) return status;
-  int mode = cuda_relax();
-  status = checked("cuEventCreate",
-                   cu.EventCreate(&made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
+  status = CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING);
   if (status == DLX_OK) {
-    status = checked("cuEventRecord", cu.EventRecord(made, cuda_stream(stream)));
-    if (status == DLX_OK)
-      status = checked("cuIpcGetEventHandle", ipc.IpcGetEventHandle(&given, made));
+    status = CUDA(EventRecord, made, cuda_stream(stream));
+    if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
     if (status != DLX_OK) cu.EventDestroy(made);
   }
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  cuda_leave(mode);
   if (status != DLX_OK) return status;
   memcpy(handle, given.bytes, sizeof given.bytes);
   *event = made;
@@ -329,26 +267,23 @@ int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle,
 }
 
 void dlx_ipc_event_drop(int32_t device_id, void* event) {
-  if (!dlx_cuda_loaded() || dlx_cuda_push(device_id) != DLX_OK) return;
-  int mode = cuda_relax();
+  int mode;
+  if (!dlx_cuda_loaded() || cuda_enter(device_id, &mode) != DLX_OK) return;
   cu.EventDestroy(event);
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  cuda_leave(mode);
 }
 
 int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
   cu_ipc given;
   memcpy(given.bytes, handle, sizeof given.bytes);
-  int status = enter(device_id);
+  int mode, status = enter(device_id, &mode);
   if (status != DLX_OK) return status;
-  int mode = cuda_relax();
-  status = checked("cuIpcOpenEventHandle", ipc.IpcOpenEventHandle(&event, given));
+  status = CUDA(IpcOpenEventHandle, &event, given);
   if (status == DLX_OK) {
     status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
     cu.EventDestroy(event);
   }
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  cuda_leave(mode);
   return status;
 }

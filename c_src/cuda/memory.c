@@ -37,12 +37,12 @@ static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
 
 /* GIL: not needed; cuda_once_lock held. Errors: DLX_E_DRIVER. */
 static int make_pool(int32_t device_id, cu_pool* pool) {
-  int device = 0, code = cu.DeviceGet(&device, device_id);
-  if (code != CU_OK) return cuda_failed("cuDeviceGet", code);
+  int device = 0, status = CUDA(DeviceGet, &device, device_id);
+  if (status != DLX_OK) return status;
   cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                                    .where = {CU_LOCATION_DEVICE, device}};
-  code = cu.MemPoolCreate(pool, &properties);
-  if (code != CU_OK) return cuda_failed("cuMemPoolCreate", code);
+  status = CUDA(MemPoolCreate, pool, &properties);
+  if (status != DLX_OK) return status;
   uint64_t kept = KEPT;
   cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &kept); /* slower without */
   open_to_peers(*pool, device_id, device);
@@ -78,15 +78,14 @@ typedef struct {
  * called in a forked child, nor while the process ends. */
 static void release_block(void* owner) {
   block* self = owner;
-  if (dlx_cuda_loaded() && dlx_cuda_push(self->device) == DLX_OK) {
-    int mode = cuda_relax();
+  int mode;
+  if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
     if (self->stream) {
       cu.MemFreeAsync(self->address, cuda_stream(self->stream));
     } else {
       cu.MemFree(self->address);
     }
-    cuda_unrelax(mode);
-    dlx_cuda_pop();
+    cuda_leave(mode);
   }
   free(self);
 }
@@ -117,13 +116,12 @@ static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner
   if (status != DLX_OK) return status;
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
+  int mode;
   *self = (block){.device = device_id};
-  status = dlx_cuda_push(device_id);
+  status = cuda_enter(device_id, &mode);
   if (status == DLX_OK) {
-    int mode = cuda_relax();
     status = allocate(self, nbytes, stream);
-    cuda_unrelax(mode);
-    dlx_cuda_pop();
+    cuda_leave(mode);
   }
   if (status != DLX_OK) {
     free(self);
@@ -141,17 +139,12 @@ static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
-  int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
-  status = dlx_cuda_load();
+  DLTensor fresh;
+  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  if (status == DLX_OK) status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   dlx_cuda_release_pending(); /* what is done makes room */
-  DLTensor fresh = *like;
-  dlx_fresh_strides(like, keep_order, strides);
-  fresh.strides = strides;
   fresh.device = (DLDevice){kDLCUDA, device_id};
-  fresh.byte_offset = 0;
-  fresh.data = NULL;
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
   block* made;
   void* owner;
@@ -180,15 +173,12 @@ static cu_address at(const char* address) {
 /* GIL: not needed. Errors: DLX_E_DRIVER. */
 static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
   cu_context from_context = NULL, to_context = NULL;
-  if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device) {
-    int code = cu.MemcpyAsync(at(to), at(from), nbytes, w->stream);
-    return code == CU_OK ? DLX_OK : cuda_failed("cuMemcpyAsync", code);
-  }
+  if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device)
+    return CUDA(MemcpyAsync, at(to), at(from), nbytes, w->stream);
   int status = cuda_primary(w->from_device, &from_context);
   if (status == DLX_OK) status = cuda_primary(w->to_device, &to_context);
   if (status != DLX_OK) return status;
-  int code = cu.MemcpyPeerAsync(at(to), to_context, at(from), from_context, nbytes, w->stream);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuMemcpyPeerAsync", code);
+  return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, w->stream);
 }
 
 /* Rows of `width` bytes. GIL: not needed. Errors: DLX_E_DRIVER. */
@@ -210,8 +200,7 @@ static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* 
     box.to_type = CU_MEMORY_HOST;
     box.to_host = to;
   }
-  int code = cu.Memcpy2DAsync(&box, w->stream);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuMemcpy2DAsync", code);
+  return CUDA(Memcpy2DAsync, &box, w->stream);
 }
 
 /* Whether one call can copy the rows: forward, apart from each other, on one device. */
@@ -250,21 +239,11 @@ static int copy_axes(const ends* w, char* to, const char* from, const dlx_axis* 
   int status = divide(w, axes, n, item, &p);
   if (status != DLX_OK) return status;
   int64_t index[DLX_MAX_NDIM] = {0};
-  for (;;) {
+  do {
     status = p.rows ? copy_rows(w, to, from, p.rows, (size_t)p.width)
                     : copy_run(w, to, from, (size_t)p.width);
-    if (status != DLX_OK) return status;
-    int d = p.n - 1; /* odometer */
-    for (; d >= 0; d--) {
-      to += axes[d].to;
-      from += axes[d].from;
-      if (++index[d] < axes[d].extent) break;
-      to -= axes[d].to * axes[d].extent;
-      from -= axes[d].from * axes[d].extent;
-      index[d] = 0;
-    }
-    if (d < 0) return DLX_OK;
-  }
+  } while (status == DLX_OK && dlx_next(axes, p.n, index, &to, &from));
+  return status;
 }
 
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) {
@@ -304,12 +283,6 @@ static int can_wait(uint64_t stream) {
   return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
 }
 
-/* GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
-static int wait_for_copy(const ends* w) {
-  int code = cu.StreamSynchronize(w->stream);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuStreamSynchronize", code);
-}
-
 /* Rows of the host are packed first. GIL: not needed. */
 static int send_packed(const transfer* t) {
   DLTensor like = *t->to; /* its layout, so that the copy is one run if the target is compact */
@@ -319,7 +292,7 @@ static int send_packed(const transfer* t) {
   if (status != DLX_OK) return status;
   status = dlx_copy(t->from, &packed->dl_tensor, t->flags);
   if (status == DLX_OK) status = copy(&t->ends, &packed->dl_tensor, t->to, t->flags);
-  if (status == DLX_OK) status = wait_for_copy(&t->ends);
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
   dlx_managed_release(packed);
   return status;
 }
@@ -334,7 +307,7 @@ static int fetch_whole(const transfer* t) {
   if (bytes == NULL) return DLX_E_MEMORY;
   const char* first = (const char*)from->data + from->byte_offset + low;
   int status = copy_run(&t->ends, bytes, first, (size_t)(high - low));
-  if (status == DLX_OK) status = wait_for_copy(&t->ends);
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
   if (status == DLX_OK) {
     DLTensor here = *from;
     here.data = bytes - low;
@@ -355,7 +328,7 @@ static int run(const transfer* t, uint64_t stream, int wait) {
     if (status != DLX_OK) return status;
     return t->ends.from_device < 0 ? send_packed(t) : fetch_whole(t);
   }
-  return status == DLX_OK && wait ? wait_for_copy(&t->ends) : status;
+  return status == DLX_OK && wait ? CUDA(StreamSynchronize, t->ends.stream) : status;
 }
 
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
@@ -372,12 +345,10 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
                 .from = from,
                 .to = to,
                 .flags = flags};
-  int status = dlx_cuda_push(down ? t.ends.from_device : t.ends.to_device);
+  int mode, status = cuda_enter(down ? t.ends.from_device : t.ends.to_device, &mode);
   if (status != DLX_OK) return status;
-  int mode = cuda_relax(); /* a copy of pageable memory may wait */
-  status = run(&t, stream, wait);
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  status = run(&t, stream, wait); /* a copy of pageable memory may wait */
+  cuda_leave(mode);
   return status;
 }
 

@@ -18,18 +18,17 @@ static int take_event(int32_t device, cu_event* event) {
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
   pthread_mutex_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
-  int mode = cuda_relax(), code = cu.EventCreate(event, CU_EVENT_DISABLE_TIMING);
+  int mode = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
   cuda_unrelax(mode);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuEventCreate", code);
+  return status;
 }
 
 /* GIL: not needed. */
 static void destroy_event(int32_t device, cu_event event) {
-  if (dlx_cuda_push(device) != DLX_OK) return;
-  int mode = cuda_relax();
+  int mode;
+  if (cuda_enter(device, &mode) != DLX_OK) return;
   cu.EventDestroy(event);
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  cuda_leave(mode);
 }
 
 static void return_event(int32_t device, cu_event event) {
@@ -80,14 +79,12 @@ static int64_t release_done(int may_wait);
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
 static int record(cu_event event, uint64_t stream) {
-  int code = cu.EventRecord(event, cuda_stream(stream));
-  return code == CU_OK ? DLX_OK : cuda_failed("cuEventRecord", code);
+  return CUDA(EventRecord, event, cuda_stream(stream));
 }
 
 /* The context of the stream's device must be current. GIL: not needed. */
 static int wait_for(cu_event event, uint64_t stream) {
-  int code = cu.StreamWaitEvent(cuda_stream(stream), event, 0);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuStreamWaitEvent", code);
+  return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
 /* Record on `from`, whose context is current, and make `to` wait. */
@@ -140,16 +137,12 @@ int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
 }
 
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
-  int captures, status = dlx_cuda_push(device_id);
+  int captures, mode, status = cuda_enter(device_id, &mode);
   if (status != DLX_OK) return status;
   status = cuda_is_capturing(stream, &captures);
   if (status == DLX_OK && captures) status = DLX_E_CAPTURE;
-  if (status == DLX_OK) {
-    int mode = cuda_relax(), code = cu.StreamSynchronize(cuda_stream(stream));
-    cuda_unrelax(mode);
-    if (code != CU_OK) status = cuda_failed("cuStreamSynchronize", code);
-  }
-  dlx_cuda_pop();
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, cuda_stream(stream));
+  cuda_leave(mode);
   return status;
 }
 
@@ -167,20 +160,18 @@ uint64_t dlx_cuda_known_stream(int32_t device_id) {
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   *stream = dlx_cuda_known_stream(device_id);
   if (*stream) return DLX_OK;
-  int status = dlx_cuda_push(device_id);
+  int mode, status = cuda_enter(device_id, &mode);
   if (status != DLX_OK) return status;
   cuda_once_begin();
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
     cu_stream made = NULL;
-    int mode = cuda_relax(), code = cu.StreamCreate(&made, CU_STREAM_NON_BLOCKING);
-    cuda_unrelax(mode);
-    if (code != CU_OK) status = cuda_failed("cuStreamCreate", code);
+    status = CUDA(StreamCreate, &made, CU_STREAM_NON_BLOCKING);
     *stream = (uint64_t)(uintptr_t)made;
     atomic_store(&own_streams[device_id], *stream);
   }
   cuda_once_end();
-  dlx_cuda_pop();
+  cuda_leave(mode);
   return status;
 }
 
@@ -278,12 +269,10 @@ static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t st
 
 /* Whether what is waited for is done already. GIL: not needed. */
 static int is_over(const dlx_ready* ready) {
-  if (dlx_cuda_push(ready->device) != DLX_OK) return 0;
-  int mode = cuda_relax();
-  int code =
-      ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  int mode, code;
+  if (cuda_enter(ready->device, &mode) != DLX_OK) return 0;
+  code = ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
+  cuda_leave(mode);
   return code == CU_OK;
 }
 
@@ -311,12 +300,11 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
 
 int dlx_ready_synchronize(dlx_ready* ready) {
   if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
-  int status = dlx_cuda_push(ready->device);
+  int mode, status = cuda_enter(ready->device, &mode);
   if (status != DLX_OK) return status;
-  int mode = cuda_relax(), code = cu.EventSynchronize(ready->event);
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
-  return code == CU_OK ? DLX_OK : cuda_failed("cuEventSynchronize", code);
+  status = CUDA(EventSynchronize, ready->event);
+  cuda_leave(mode);
+  return status;
 }
 
 /* ---- deferred release ------------------------------------------------------------------------ */
@@ -460,10 +448,10 @@ static int append(use* self) {
  * needed. Errors: 0 = it cannot be waited for: it is never released. */
 static int is_waited_for(use* self) {
   if (self->waits) return 1;
-  if (self->event == NULL || dlx_cuda_push(self->device) != DLX_OK) return 0;
-  int mode = cuda_relax(), code = cu.EventSynchronize(self->event);
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
+  int mode;
+  if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return 0;
+  int code = cu.EventSynchronize(self->event);
+  cuda_leave(mode);
   return is_over_by(code);
 }
 

@@ -109,64 +109,46 @@ typedef void (*dlx_release)(void* owner);
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out);
 
-/* The same for a tensor that dlx_validate or dlx_is_plain has found right.
- * Owns, GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
-int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                      DLManagedTensorVersioned** out);
-
 /* The same around a foreign managed tensor.
  * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
  * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
 
-/* A further managed tensor over memory that `made` (one of ours) owns, described by `like`.
+/* A further managed tensor over memory that `made` (one of ours) owns, described by `like`; NULL =
+ * as `made` is, with other flags.
  * Owns: the result keeps `made` alive by a count. GIL: not needed. Errors: as dlx_managed_new. */
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out);
 
-/* A further managed tensor of the same memory and layout as `made` (one of ours), with other flags
- * and said to be on `device`. Owns, GIL: as dlx_managed_share. Errors: DLX_E_MEMORY. */
-int dlx_managed_export(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
-                       DLManagedTensorVersioned** out);
-
-/* Fresh host memory (DLX_ALIGNMENT) of the shape and dtype of `like`, uninitialised; row-major, or
- * with the dimensions ordered as in `like` where keep_order is 1.
- * Owns: the caller owns the result. GIL: not needed. Errors: as dlx_managed_new. */
+/* Fresh host memory (DLX_ALIGNMENT) of the ndim, shape and dtype of `like`, uninitialised;
+ * row-major, or with keep_order in the order of dimensions of a `like` that is validated. Nothing
+ * else of it is read. Owns: the caller owns the result. GIL: not needed. Errors: as
+ * dlx_managed_new. */
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out);
 
-/* Give an owner to a tensor that was made without one (owner and release NULL).
- * Owns: from here on as dlx_managed_new says. GIL: not needed. */
+/* Give a tensor of ours another owner; NULL and NULL = none, so that it may only be released.
+ * Owns: the owner of before is the caller's again, from here on as dlx_managed_new says. GIL: not
+ * needed; no other thread may have the tensor. */
 void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release);
 
-/* Forget the owner without releasing it, if it is this one and nobody shares `made` (one of ours).
- * Owns: on 1 the owner is the caller's again and `made` must not be read any more, only released.
- * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
-int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
-
-/* Take another count on a tensor (one of ours) that is `owner`, or keeps it alive itself. Owns: on
- * 1 the caller has a count more. GIL: not needed. Errors: 0 = it has another owner; nothing
- * changed.
- */
-int dlx_managed_hold_owner(DLManagedTensorVersioned* made, const void* owner);
-
-/* Whether the caller's count is the only one on a tensor of ours. GIL: not needed. */
-int dlx_managed_is_sole(const DLManagedTensorVersioned* made);
-
-/* The owner of `made` (one of ours), if nobody shares it and `release` is what releases it; else
+/* The owner of `made` (one of ours), if `release` is what releases it (NULL = whatever does); else
  * NULL. Owns: nothing. GIL: not needed. */
-void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
+void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release release);
 
-/* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a
- * consumer that may fail after it has released, or later. Owns: on 1 the caller has two counts, one
- * to hand over and one to keep. GIL: not needed. Errors: 0 = there are other holders; nothing
- * changed. */
-int dlx_managed_hold(DLManagedTensorVersioned* made);
+/* Whether a managed tensor is one of ours, and the caller's count on it the only one. GIL: not
+ * needed. */
+int dlx_managed_is_sole(const DLManagedTensorVersioned* managed);
 
-/* Give up on a tensor whose consumer failed, by the count of dlx_managed_hold: the owner is
- * released now if the consumer has not done so; a deleter that it calls later frees the struct, and
- * nothing else. Owns: gives up the held count; the struct stays behind until the consumer releases
- * its own. GIL: not needed. */
+/* Take another count on a tensor of ours: so that it lives while the GIL is released, or before a
+ * hand-over to a consumer that may fail after it has released, or later. Owns: the caller has one
+ * count more. GIL: not needed. */
+void dlx_managed_hold(DLManagedTensorVersioned* made);
+
+/* Give up on a tensor with no other holders whose consumer failed, by the count of
+ * dlx_managed_hold: the owner is released now if the consumer has not done so; a deleter that it
+ * calls later frees the struct, and nothing else. Owns: gives up the held count; the struct stays
+ * behind until the consumer releases its own. GIL: not needed. */
 void dlx_managed_abandon(DLManagedTensorVersioned* made);
 
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
@@ -286,7 +268,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
  * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
-/* ---- mapping.c: files in memory -------------------------------------------------------------- */
+/* ---- write.c: files in memory ---------------------------------------------------------------- */
 
 enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 

@@ -7,7 +7,7 @@ import importlib.util
 from typing import Any
 
 from dlx._core.public import public
-from dlx._engine.request import not_an_array
+from dlx._registry.lookup import not_an_array
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import exception_text, foreign_error, type_name

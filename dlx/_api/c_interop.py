@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from dlx._api.convert import convert, in_c
+from dlx._api.convert import convert
 from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
-from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.native import Tensor
 from dlx._core.public import public
 from dlx._core.stream import Stream
 from dlx._core.types import Device, DType
 from dlx._engine.batch import Batch
 from dlx._engine.executor import mark_written
-from dlx._engine.request import array_of, request_of
+from dlx._engine.fast_path import consumer_failed, learn
+from dlx._engine.request import request_of
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.traced import leave_out
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
-from dlx._registry.lookup import container_of
+from dlx._registry.lookup import array_of, container_of
 from dlx._support.module import set_module
 from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
@@ -56,9 +58,10 @@ def from_dlpack(obj: Any) -> Tensor:
 
 
 if not TYPE_CHECKING:
-    from_dlpack = in_c(from_dlpack, to="dlx")
+    fast = native.FastPathFunction(from_dlpack, learn, consumer_failed, to="dlx")
+    from_dlpack = public(from_dlpack, fast)
 
-exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", from_dlpack)
+exchange_api: Final = FAST_PATH._exchange_api("dlx", from_dlpack)
 """DLPack's C exchange table for any array, in a capsule: see the reference of the same name."""
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from dlx._core import native
-from dlx._core.native import FastPathFunction
 from dlx._core.public import public
+from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
 from dlx._engine import traced as traced  # torch.compile finds it
-from dlx._engine.batch import Batch, convert_tree
-from dlx._engine.executor import forget_frames
-from dlx._engine.fast_path import consumer_failed, learn
-from dlx._engine.plan import Plan
-from dlx._engine.planner import Request
-from dlx._engine.preview import plan_known, plan_one, plan_tree
-from dlx._engine.request import array_of, described, request_of
-from dlx._registry.lookup import container_of
+from dlx._engine.seam import FAST_PATH
+from dlx._registry.lookup import array_of, container_of
+from dlx._support.late import Late
 from dlx._support.module import set_module
 from dlx._support.tracebacks import name_action
-from dlx._views.factory import lazy_view, plain_view
 from dlx.errors import ConversionError, DlxError
 
 if TYPE_CHECKING:
+    from dlx._engine import batch, executor, preview
+    from dlx._engine import plan as plans
+    from dlx._engine import request as requests
+    from dlx._engine.plan import Plan
+    from dlx._views import factory as views
     from dlx.typing import DeviceLike, Errors, Readonly, Target
+else:  # loaded with the first call that is not answered in C
+    batch, executor, plans, preview, requests = map(
+        Late, [f"dlx._engine.{name}" for name in ("batch", "executor", "plan", "preview", "request")]
+    )
+    views = Late("dlx._views.factory")
 
-__all__ = ["convert", "in_c", "plan"]
+__all__ = ["convert", "plan"]
 
 
 @set_module("dlx")
@@ -125,21 +128,16 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
+    request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
     handler = container_of(type(obj))
     if handler is None:
-        return Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
+        return batch.Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
-    may = to is not None and device is None and stream is None and not copy and not detach
-    fast_path = cast("FastPathFunction", convert) if may else None
-    quick = fast_path if readonly == "copy" and copy is None else None
+    named = to if device is None and stream is None and not copy and not detach else None
+    is_plain = named is not None and readonly == "copy" and copy is None
     if lazy:
-        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
-    if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
-        result = native.convert_tree(quick, obj, to)
-        if result is not NotImplemented:
-            return result
-    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
+        return views.lazy_view(obj, request, to if is_plain else None, strict=strict, collect=errors == "collect")
+    return batch.convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", to=named)
 
 
 @public
@@ -187,13 +185,13 @@ def plan(
     'shared'
     """
     try:
-        request = request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
-        made = plan_known(request, obj)
+        request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
+        made = preview.plan_known(request, obj)
         if made is None:
             made = _plan(request, obj, strict, errors, probe)
     except DlxError as error:
-        forget_frames(error)
-        made = Plan("", described(obj), error.target or str(to), None, "refused", error=error)
+        executor.forget_frames(error)
+        made = plans.Plan("", fast_path.described(obj), error.target or str(to), None, "refused", error=error)
     if made.error is None:
         given = (to, like if like is None else _weakly(like))
         options = (device, copy, readonly, detach, stream, lazy, strict, errors)
@@ -203,11 +201,11 @@ def plan(
     return made
 
 
-def _plan(request: Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
+def _plan(request: requests.Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
     handler = container_of(type(obj))
     if handler is None:
-        return plan_one(request, *array_of(obj, target=request.target.name), probe=probe)[0]
-    return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
+        return preview.plan_one(request, *array_of(obj, target=request.target.name), probe=probe)[0]
+    return preview.plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
 
 
 def _weakly(obj: Any) -> Any:
@@ -234,10 +232,10 @@ def _run(made: Plan, source: Any, given: tuple[Any, Any], values: tuple[Any, ...
     return convert(obj, to, **options)
 
 
-def in_c(function: Any, **options: Any) -> Any:
-    """Return a function around `function` that answers in C what has a route; `options`: of `FastPathFunction`."""
-    return public(function, learn, consumer_failed, **options)
+def _view(obj: Any, to: Any) -> Any:
+    return views.plain_view(obj, to)
 
 
 if not TYPE_CHECKING:
-    convert = in_c(convert, view=plain_view)
+    FAST_PATH._bind(wrapped=convert, view=_view)
+    convert = public(convert, FAST_PATH)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from dlx._api.convert import convert
-from dlx._core.native import FastPathFunction
+from dlx._api import convert as convert  # the Python function of FAST_PATH, which views call
 from dlx._core.public import public
 from dlx._engine.request import request_of
 from dlx._support.module import set_module
@@ -89,10 +88,10 @@ def open(
 
     request = request_of(to, device=device, readonly=readonly, detach=detach)
     archive = mapped(Path(path), private=readonly == "share")
-    quick = cast("FastPathFunction", convert) if device is None and readonly == "copy" and not detach else None
-    view: FileView[Any] | None = None if quick is None else plain_view(archive, to, FileView)
+    named = to if device is None and readonly == "copy" and not detach else None
+    view: FileView[Any] | None = None if named is None else plain_view(archive, named, FileView)
     if view is not None:  # a target that was asked for before
         return view
-    view = lazy_view(archive, request, quick, to, strict=False, collect=False, view=FileView)
+    view = lazy_view(archive, request, named, strict=False, collect=False, view=FileView)
     assert view is not None
     return view

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._core.native import FastPathFunction
 from dlx._core.public import public
 from dlx._engine.request import request_of
 from dlx._support.module import set_module
@@ -99,8 +98,8 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     if (obj is None) == (like is None):
         raise TypeError("share takes either an array, or a container of arrays, or like=")
     if like is not None:  # no value is read, so that no graph is cut
-        return share_tree(like, request_of("dlx", detach=True), cast("FastPathFunction", convert), is_copied=False)
-    return share_tree(obj, request_of("dlx", detach=detach), cast("FastPathFunction", convert))
+        return share_tree(like, request_of("dlx", detach=True), is_copied=False)
+    return share_tree(obj, request_of("dlx", detach=detach))
 
 
 @public
@@ -167,4 +166,4 @@ def attach(
         return attach_tree(handle, mode, fd, functools.partial(convert, to=to, device=device, readonly=readonly))
     if isinstance(to, str) and to == "dlx":
         return attach_tree(handle, mode, fd)
-    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), (cast("FastPathFunction", convert), to))
+    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), to)

@@ -7,14 +7,14 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from dlx._core.extension import lib
-from dlx._core.native import FastPathFunction
 from dlx._core.public import public
 from dlx._core.types import Device
+from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
 from dlx._engine.batch import Batch
-from dlx._engine.executor import abstract, adapter_failed, info_of
-from dlx._engine.fast_path import consumer_failed, learn
-from dlx._engine.planner import Request
-from dlx._engine.request import array_of
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import abstract, adapter_failed, info_of
+from dlx._registry.lookup import array_of
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import type_name
@@ -29,7 +29,7 @@ MAX_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
 
-_overlap = FastPathFunction(None, learn, consumer_failed)._overlap  # answers in C what has routes, and has no gaps
+_overlap = FAST_PATH._overlap  # answers in C what has routes, and has no gaps
 
 
 class Extent(NamedTuple):

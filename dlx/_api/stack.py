@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
 from dlx._core import cuda, native
 from dlx._core.extension import lib
-from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.native import Tensor
 from dlx._core.public import public
 from dlx._core.types import SUBBYTE_PADDED, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
 from dlx._engine.plan import HOST, Step
-from dlx._engine.planner import Request
 from dlx._engine.preview import plan_one
-from dlx._engine.request import array_of, request_of, unwrapped
+from dlx._engine.request import Request, request_of
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._registry.array_like import not_readable
 from dlx._registry.generic import INTERFACE, TENSOR
+from dlx._registry.lookup import array_of, unwrapped
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import foreign_error, type_name
@@ -128,7 +129,7 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
 
 def _in_c(objs: list[Any], to: str) -> Tensor | None:
     """Stack arrays of host memory that are exported at once; None where there is more to do, or something to say."""
-    target, borrow = registry.target(to), cast("FastPathFunction", convert)._borrow
+    target, borrow = registry.target(to), FAST_PATH._borrow
     if target.varies:
         return None
     try:
@@ -165,8 +166,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
         data = [_bytes_as(each, first, one.nbytes) for each in said]
         if None not in data:
-            borrow = cast("FastPathFunction", convert)._borrow
-            flat: Any = native.tensor_stack([borrow(each, TENSOR.name, True) for each in data])
+            flat: Any = native.tensor_stack([FAST_PATH._borrow(each, TENSOR.name, True) for each in data])
             shape = (len(objs), *one.shape)
             return [native.tensor_new(flat.data_ptr, shape, None, one.dtype, one.device, 0, flat)]
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], said[1:], strict=True))]
@@ -222,8 +222,7 @@ def _tensors(
         found = [array_of(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
         failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
-        fast_path = cast("FastPathFunction", convert)
-        batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, fast_path, TENSOR.name)
+        batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target

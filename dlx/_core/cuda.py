@@ -14,7 +14,7 @@ from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.types import Device, contiguous
+from dlx._core.types import HOST, Device, contiguous
 from dlx._support.module import set_module
 from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
 
@@ -96,7 +96,7 @@ def devices() -> dict[Device, str]:
     >>> dlx.devices()[dlx.Device("cpu")]
     'host memory'
     """
-    found = {Device("cpu"): "host memory"}
+    found = {HOST: "host memory"}
     count = ffi.new("int32_t *")
     if lib.dlx_cuda_count(count) == lib.DLX_OK:
         name = ffi.new("char[]", 256)
@@ -237,7 +237,7 @@ def as_interface(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-native.set_tensor_cuda_interface(as_interface)
+native.register(cuda_interface=as_interface)
 
 pending: list[Callable[[], int]] = []
 """What else releases memory that is no longer in use, and says how many are; see `release_pending`."""

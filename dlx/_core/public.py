@@ -16,19 +16,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def public(function: Callable[P, T], learn: Any = None, failed: Any = None, **options: Any) -> Callable[P, T]:
+def public(function: Callable[P, T], fast: Any = None) -> Callable[P, T]:
     """Return a function in C around `function`: it says which keyword was meant, and refusals show few frames of dlx.
 
     Parameters
     ----------
     function
         The Python function.
-    learn, failed, **options
-        Of `FastPathFunction`, of one that answers in C what has a route.
+    fast
+        The `FastPathFunction` around it, if it answers calls in C as well.
     """
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
-    fast = native.FastPathFunction(function, learn, failed, **options)
+    fast = fast or native.FastPathFunction(function, None, None)
     return functools.update_wrapper(fast, function, assigned=tuple(copied))
 
 
@@ -41,4 +41,4 @@ def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> N
         check_names(function, names)
 
 
-native.set_refused(_complete)
+native.register(refused=_complete)

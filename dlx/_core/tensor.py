@@ -9,8 +9,8 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi, lib
-from dlx._core.native import Tensor, set_tensor_reduce, set_tensor_repr
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, contiguous, host_readable
+from dlx._core.native import Tensor, register
+from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx.errors import DeviceError
 
 __all__ = ["Tensor", "dense", "tensor_from"]
@@ -126,11 +126,10 @@ def _repr(tensor: Tensor) -> str:
     return f"dlx.Tensor({', '.join([*parts, values] if values else parts)})"
 
 
-set_tensor_repr(_repr)
+register(represent=_repr)
 
 # ---- pickles and copies: the bytes, out of band where protocol 5 allows, and what describes them
 
-_HOST = Device("cpu")
 _UINT8 = (lib.kDLUInt, 8, 1)
 
 
@@ -160,7 +159,7 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
     from pickle import PickleBuffer
 
     flags = READ_ONLY if readonly else 0
-    raw = native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, _HOST, flags, tensor)
+    raw = native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, HOST, flags, tensor)
     # Not over a memoryview: Python's collector clears one before what has it exported, and may crash.
     data: Any = PickleBuffer(raw) if protocol >= 5 else bytes(raw) if readonly else bytearray(raw)
     return tensor_from, (data, tuple(tensor.dtype), tensor.shape, tensor.strides, tensor.flags & SUBBYTE_PADDED)
@@ -184,7 +183,7 @@ def tensor_from(
     if address % min(16, itemsize & -itemsize):  # of a network's frame, say: consumers count on natural alignment
         view = memoryview(bytes(view) if view.readonly else bytearray(view))
         address = native.buffer_address(view)
-    try:  # laid out as `numbers` in c_src/python/within.c
+    try:  # laid out as `numbers` in c_src/interop/packed.c
         numbers = struct.pack(f"=q2BH2B2x{len(shape) + len(strides)}q", 0, *dtype, len(shape), flags, *shape, *strides)
     except struct.error as error:
         raise ValueError("its numbers describe no tensor") from error
@@ -192,4 +191,4 @@ def tensor_from(
     return tensor
 
 
-set_tensor_reduce(reduced)
+register(reduce=reduced)

@@ -9,7 +9,7 @@ import functools
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dlx._core.extension import lib
@@ -20,6 +20,7 @@ from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
 __all__ = [
     "Device",
     "DType",
+    "HOST",
     "READ_ONLY",
     "IS_COPIED",
     "SUBBYTE_PADDED",
@@ -27,6 +28,7 @@ __all__ = [
     "contiguous",
     "host_readable",
     "is_at",
+    "row_major",
 ]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
@@ -188,6 +190,15 @@ def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         step *= extent
     return True
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a compact row-major array, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
 
 
 # Names whose code fixes everything but the lanes. Widths of the plain kinds are in the name itself.
@@ -365,3 +376,7 @@ def _parse(name: str) -> tuple[int, int, int] | None:
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:
         return (scalar[0], scalar[1], int(match["lanes"]))
     return None
+
+
+HOST = Device("cpu")
+"""The host, whose memory every consumer reads."""

@@ -12,32 +12,17 @@ from typing import Any
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
-from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
-from dlx._engine.executor import (
-    abstract,
-    adapter_failed,
-    execute,
-    info_of,
-    is_read_in_place,
-    marked,
-    resolved,
-)
+from dlx._engine.executor import execute, is_read_in_place, resolved
 from dlx._engine.failures import Failures, Located
 from dlx._engine.plan import HOST, Copy, Relabel, Resolve
-from dlx._engine.planner import (
-    DEFERRED,
-    UNDECIDED,
-    Decision,
-    Request,
-    approach,
-    as_it_is,
-    check_copies,
-    decide,
-    deferred,
-)
+from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import abstract, adapter_failed, info_of, marked
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -105,7 +90,7 @@ class Transfer:
         """Return what would be exported, by description only; None where only an export could tell."""
         obj, source, before, tensor = self.obj, self.source, self.before, self.tensor
         if tensor is not None:
-            return marked(tensor, source) if source.immutable else tensor
+            return marked(tensor, source) if source.arrays.immutable else tensor
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
             return None if self.needs_export else _abstract_copy(self.info(), source, self.found)
         said, needs_export = self.said, self.needs_export
@@ -113,7 +98,7 @@ class Transfer:
             if before.steps:
                 obj = resolved(obj, before.steps, source)
                 if isinstance(obj, Tensor):  # made by the resolution
-                    return marked(obj, source) if source.immutable else obj
+                    return marked(obj, source) if source.arrays.immutable else obj
                 again = source.describe(obj)
                 said, needs_export, tensor = again.info, again.needs_export, again.tensor
             if tensor is None and not needs_export and said is not None:
@@ -125,15 +110,15 @@ class Transfer:
         return None if tensor is None else marked(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
-        """Undo `Ownership.consume` for an array whose result is gone: a capsule gets its name back.
+        """Undo `Arrays.consume` for an array whose result is gone: a capsule gets its name back.
 
         If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
         """
         owned, self.owned = self.owned, None
-        ownership = self.source.ownership
-        if owned is not None and ownership is not None and ownership.restore is not None:
+        restore = self.source.arrays.restore
+        if owned is not None and restore is not None:
             try:
-                ownership.restore(self.obj, owned)
+                restore(self.obj, owned)
             except MemoryError:
                 raise
             except Exception as failure:
@@ -163,8 +148,10 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
     except Exception as error:
         raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
-    address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(address, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None)
+    # The address is never read.
+    return native.tensor_new(
+        source.arrays.alignment, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None
+    )
 
 
 def not_writable() -> ReadOnlyError:
@@ -186,8 +173,8 @@ class Batch:
         ``path(i)`` is the path of the array number i, for errors; None where there is one array, at the root.
     failures
         What to do about errors; None: the first one is raised.
-    fast_path, to
-        The fast path, and the target as the caller named it; None where the fast path must not be used.
+    to
+        The target as the caller named it, if the fast path may be used; else None.
     """
 
     __slots__ = (
@@ -196,7 +183,6 @@ class Batch:
         "_sync",
         "_transfers",
         "failures",
-        "fast_path",
         "objs",
         "path",
         "request",
@@ -213,12 +199,10 @@ class Batch:
         sources: list[Adapter],
         path: Callable[[int], tuple[Any, ...]] | None = None,
         failures: Failures | None = None,
-        fast_path: FastPathFunction | None = None,
         to: Any = None,
     ) -> None:
         self.request, self.objs, self.sources = request, objs, sources
-        self.path, self.failures = path, failures
-        self.fast_path, self.to = fast_path, to
+        self.path, self.failures, self.to = path, failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, Transfer] = {}
@@ -299,9 +283,9 @@ class Batch:
 
     def _prepare(self, *, brief: bool) -> None:
         """Run all stages before `_load`: what can fail afterwards is a consumer."""
-        borrow = None if self.fast_path is None else self.fast_path._borrow
+        to, borrow = self.to, FAST_PATH._borrow
         for i, obj in enumerate(self.objs):
-            borrowed = None if borrow is None else borrow(obj, self.to, brief)
+            borrowed = None if to is None else borrow(obj, to, brief)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i])
                 self._transfers[i].written = i in self.written
@@ -339,7 +323,8 @@ class Batch:
         obj, source = transfer.obj, transfer.source
         try:
             transfer.said, blockers, transfer.tensor, transfer.needs_export, transfer.found = source.describe(obj)
-            later = None if source.map_chunks is None or not self._may_defer else deferred(obj, source, self.request)
+            maps = self._may_defer and source.arrays.map_chunks is not None
+            later = deferred(obj, source, self.request) if maps else None
             if later is not None:
                 transfer.before, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
@@ -418,7 +403,7 @@ class Batch:
         except Exception as error:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
-        transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
+        transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
             raise not_writable()
         kept = as_it_is(transfer.tensor, before, source, self.request)
@@ -444,11 +429,10 @@ class Batch:
             self.sync().order(tensor, transfer.readiness, relabelled)
 
     def _load(self) -> None:
-        load, objs, results, to = self.fast_path and self.fast_path._load, self.objs, self.results, self.to
+        objs, results = self.objs, self.results
         for i, borrowed in self._borrowed:
-            assert load is not None
             try:
-                results[i] = load(borrowed, objs[i], to)
+                results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all routes
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
@@ -474,12 +458,12 @@ class Batch:
                 return resolved(transfer.obj, transfer.before.steps, source)
             except DlxError as error:
                 raise transfer.complete(error, self.request) from error.__cause__
-        ownership, consumed = source.ownership, False
+        consume, consumed = source.arrays.consume, False
         transfer.owned = tensor  # an interrupt may come after `consume` is done and before its result is stored here
         try:
-            if ownership is not None:
+            if consume is not None:
                 shared = not transfer.before.copies and is_read_in_place(transfer.decision.steps)
-                tensor = transfer.owned = ownership.consume(transfer.obj, tensor, shared)
+                tensor = transfer.owned = consume(transfer.obj, tensor, shared)
             consumed = True
             return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
         except BaseException as error:
@@ -544,11 +528,12 @@ def convert_tree(
     *,
     strict: bool,
     collect: bool,
-    fast_path: FastPathFunction | None,
-    to: Any,
+    to: Any = None,
     located: Located | None = None,
 ) -> Any:
     """Convert every array in a container, and return the same containers around the results.
+
+    `to`: as in `Batch`.
 
     Raises
     ------
@@ -559,7 +544,7 @@ def convert_tree(
     """
     failures = Failures(request.target.name, collect=collect, located=located)
     tree = Tree(root, handler, failures, strict=strict)
-    batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, fast_path, to)
+    batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     new: Any = None
     try:
         if located is None:  # else it is an element of a view

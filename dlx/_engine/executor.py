@@ -6,36 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
-from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable, row_major
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.sources import adapter_failed
 from dlx._engine.streams import Readiness, Synchronization
-from dlx._support.reflect import foreign_error, type_name
-from dlx.adapter.base import Adapter, over_memory
+from dlx._support.reflect import type_name
+from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
 __all__ = [
-    "abstract",
-    "adapter_failed",
-    "device_of",
     "execute",
     "forget_frames",
-    "info_of",
     "is_read_in_place",
     "is_tracing",
     "mark_written",
-    "marked",
     "resolved",
 ]
-
-
-def adapter_failed(adapter: Adapter, cause: Exception, **parts: Any) -> DlxError:
-    """Return the error for an exception raised by an adapter; a MemoryError is raised again unchanged."""
-    try:
-        return foreign_error(f"{adapter.name} failed:", cause, **parts)
-    finally:
-        del cause  # as there: this frame is in the traceback of a MemoryError
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -52,40 +39,6 @@ def forget_frames(error: BaseException | None) -> None:
                 waiting += error.exceptions
 
 
-def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None, device: Device | None = None) -> ArrayInfo:
-    """Return what there is to say of an array: what its adapter said (`Description`), or what was exported."""
-    info = said if said is None or isinstance(said, ArrayInfo) else said()
-    if tensor is not None and (info is None or info.shape is None):
-        protocols = info.protocols if info is not None else ()
-        return ArrayInfo.of_tensor(marked(tensor, source), source.name, type(obj), protocols)
-    if info is not None:
-        return info
-    return ArrayInfo(source.name, type_name(type(obj)), device=device or source.devices.of(obj))
-
-
-def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
-    """Return a tensor of these facts for planning, never passed to a consumer; None where some are unknown."""
-    if info.shape is None or info.dtype is None or info.device is None or info.address is None:
-        return None  # with an address only it is known how the memory is aligned
-    return over_memory(
-        info.address, info.shape, info.strides, info.dtype, info.device, readonly=info.readonly, owner=owner
-    )
-
-
-def device_of(source: Adapter, obj: Any) -> Device | None:
-    """Return where an array is; None where only an export could tell."""
-    try:
-        found = source.describe(obj)
-        if found.tensor is not None:
-            return found.tensor.device
-        return info_of(found.info, source, obj, None, found.device).device
-    except DlxError as error:
-        error.complete(source=type_name(type(obj)))
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
-
-
 def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
     """Return the array after the steps that come before its export."""
     try:
@@ -97,13 +50,6 @@ def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
     except Exception as error:
         raise adapter_failed(source, error) from error
     return obj
-
-
-def marked(tensor: Tensor, source: Adapter) -> Tensor:
-    """Mark arrays of an immutable framework as read-only, whatever the capsule says."""
-    if source.immutable and not tensor.readonly:
-        return native.tensor_view(tensor, None, None, tensor.flags | READ_ONLY, None)
-    return tensor
 
 
 def is_tracing(adapter: Adapter) -> bool:
@@ -143,11 +89,8 @@ def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
     order = list(range(tensor.ndim))
     if keep_order and all(step > 0 for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1):
         order.sort(key=lambda axis: -tensor.strides[axis] if tensor.shape[axis] > 1 else 0)
-    strides, step = [1] * tensor.ndim, 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= tensor.shape[axis]
-    return strides
+    steps = row_major([tensor.shape[axis] for axis in order])
+    return [step for _, step in sorted(zip(order, steps, strict=True))]
 
 
 def execute(

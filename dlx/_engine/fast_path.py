@@ -1,31 +1,33 @@
-"""Fill the routes of the C fast path: what it needs to convert an exact type to a target, read from adapters' data."""
+"""Say how the C fast path takes arrays of a type, and makes those of a target, read from adapters' data."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
+import weakref
 from abc import get_cache_token
-from dataclasses import dataclass
-from types import WrapperDescriptorType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from dlx._core import native
 from dlx._core.extension import ffi
-from dlx._core.types import DType, codes_of
+from dlx._core.types import HOST, DType, codes_of
 from dlx._engine import trace
-from dlx._engine.plan import HOST
-from dlx._engine.request import described
-from dlx._engine.tree import path_of
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import array_info
 from dlx._protocols import arrow, dlpack
 from dlx._registry import lookup
-from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
-from dlx._registry.lookup import container_of, is_plain
+from dlx._registry.array_like import refusal
+from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, Deferred, fast_generic_adapter, takes_fast_path
+from dlx._registry.lookup import array_of, container_of, is_plain
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
-from dlx._support.reflect import exception_text, foreign_error, type_name
-from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, look_up
-from dlx.adapter.declarations import Container, FastPath, Layout, Placement
+from dlx._support.late import Late
+from dlx._support.reflect import exception_text, foreign_error, is_key, type_name
+from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, DTypes, classes_of, look_up
+from dlx.adapter.declarations import Capabilities, FastPath, Owner
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -33,17 +35,21 @@ if TYPE_CHECKING:
 
     from dlx._core.array_info import ArrayInfo
     from dlx._core.native import Tensor
+    from dlx._engine import tree as _tree
+else:
+    _tree = Late("dlx._engine.tree")
 
-__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "exported", "learn"]
+__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn"]
 
 
 class Question(NamedTuple):
-    """An attribute, or a method without arguments, of a type."""
+    """An attribute, or a method without arguments, of an array or of what owns its memory."""
 
     name: str
-    type: type
+    type: type | None
+    """None for the array's own, which the question must not keep alive."""
     descriptor: object
-    """What the type has under the name: where it is a C function, that is called without a look-up."""
+    """What the type has under the name, if it is a C function, which is called without a look-up."""
     is_method: bool
 
 
@@ -69,258 +75,206 @@ class Switch(NamedTuple):
     value: object
 
 
-class Fields(NamedTuple):
-    """Attributes of an array of device memory, of a type without an exchange table."""
-
-    memory: Question
-    """What keeps the memory alive."""
-    shape: Question
-    strides: Question
-    """In bytes."""
-    dtype: Question
-    device: Question
-    """As DLPack's numbers."""
-    address: str
-    """Attribute of what `memory` gives."""
-    dtypes: dict[Any, int]
-    """{dtype: code | bits << 8}."""
-
-
-class Producer(NamedTuple):
-    """How a type that no adapter lists is asked for a capsule."""
-
-    names: tuple[str, ...]
-    """Keywords that its ``__dlpack__`` is called with."""
-    values: tuple[Any, ...]
-    no_numbers: Callable[[Any], str]
-    """Says of a dtype why its elements are no numbers; empty where they are."""
-    modules: int
-    """How many modules there were when no adapter listed the type."""
-    token_of: Callable[[], object]
-    token: object
-    """What `token_of` gave then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What the fast path needs to convert an exact type to a target; C reads the fields by name."""
-
-    like: str | None = None
-    """In a route by which `like` is looked up: the target that an array of the type stands for."""
-    is_host_only: bool = False
-    """Its adapter knows no device but the host."""
-    children: Callable[[Any, bool], Any] | None = None
-    """Of a container that becomes a list or dict: ``children(obj, may_copy)`` gives that, around what it holds.
-
-    Or a pair of that or None, and of what the object's own method gave or raised: then it is not called again.
-    """
-    is_same: bool = False
-    """The object itself is the result."""
-    is_examined: bool = False
-    """And that only where its table can tell what it is."""
-    is_root_only: bool = False
-    """Objects of the type pass through inside a container."""
-    is_immutable: bool = False
-    """Arrays of the type are read-only, whatever their export says."""
-    exports: object = None
-    """The exchange table of the type, a capsule; None for the one that the type carries, False for none."""
-    is_managed: bool = False
-    """The table's managed slot is used, though it has a borrow slot."""
-    is_borrowed: bool = False
-    """The borrow slot, where there is one, may be used for the length of a call."""
-    export: Callable[[Any], Tensor | None] | None = None
-    """Exports an array, where there is no table or its managed slot fails; None: the Python path does."""
-    unblocked: Callable[[Any], Tensor | None] | None = None
-    """Exports a copy of an array that has blockers, where that resolves them; None where it does not."""
-    producer: Producer | None = None
-    """Of a type with ``__dlpack__`` and no adapter."""
-    fields: Fields | None = None
-    """Of an array of device memory, where there is no table."""
-    produces_on: Any = None
-    """Who tells the source's current stream: True, its table; (function, attribute), see `StreamSupport`; None."""
-    consumes_on: Any = None
-    """The same of the target."""
-    target: type | None = None
-    """The type of the target's arrays; None for dlx.Tensor."""
-    imports: object = None
-    """The exchange table of the target, a capsule; None for the one that `target` carries, False for none."""
-    load: Callable[[Any], Any] | None = None
-    """Makes the target's array of a dlx.Tensor, where no table of the target is used."""
-    copy: Callable[[Any], Any] | None = None
-    """Copies an array that is in the target framework already, within it."""
-    ready: Callable[[Any], bool] | None = None
-    """Says whether borrowing that array neither waits for it nor changes it; None: it never does."""
-    guards: tuple[Guard, ...] = ()
-    quick: object = None
-    """A capsule of the C function that answers further guards."""
-    switches: tuple[Switch, ...] = ()
-    """In dicts: switches of the source's framework that are off."""
-    states: tuple[Switch, ...] = ()
-    """Of objects: what the target's capabilities depend on; where one has changed, the route is found anew."""
-    detach: Question | None = None
-    """Asked of the array for one without a graph, where a guard holds and the call says ``detach=True``."""
-    owner: Question | None = None
-    """What keeps the memory alive; None for the array itself."""
-    start: Question | None = None
-    """Asked of the owner: where its memory begins."""
-    nbytes: Question | None = None
-    """Asked of the owner: the bytes that it really has; None where that need not be checked."""
-    dtype: Question | None = None
-    """The array's own dtype, asked where `confirmed` has the DLPack dtype."""
-    confirmed: dict[int, Any] | None = None
-    """{code | bits << 8: the dtype that the array must have}, where a framework has several for one of DLPack's."""
-    storage: dict[int, Any] | None = None
-    """{code | bits << 8: (the same of the storage dtype, array -> array of the real dtype)} of the target."""
-    is_narrow: bool = False
-    """The target takes more than `accepts`; what is not accepted, and ``copy=True``, are left to Python."""
-    always_copies: bool = False
-    """The target copies whatever it imports; what ``copy=`` asks for is left to Python."""
-    load_named: Callable[[Tensor], Any] | None = None
-    """As `load`, if the call names the host: see `Placement`."""
-    accepts: int = 0
-    """The address of the dlx_capabilities of what may be handed over, which are copied."""
-    struct: Any = None
-    """What keeps it alive until then."""
+_TABLES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
+_INTERFACES = ("__array_interface__", "__cuda_array_interface__")
+_PROTOCOLS = ("__dlpack__", *_TABLES, *_INTERFACES, *arrow.METHODS, "__dlx_tree__")
+"""What makes an array or a container of a class that is neither."""
+_NO_ARRAYS = (weakref.ProxyType, weakref.CallableProxyType, type(native.buffer_exchange()), Deferred, arrow.Column)
+"""Types whose objects are looked at by Python."""
 
 
 def learn(kind: type, to: Any) -> None:
-    """Find the route from an exact type to a target, and add it to the fast path.
+    """Find how arrays of an exact type reach a target, and add the pair to the fast path.
 
-    Called by the fast path on its first call with this pair. Only types in `FastPath.types`, and such as have a
-    protocol that C speaks, have routes; for all others the fast path remembers to take the Python path, until the type
-    changes.
+    Called by the fast path on its first call with this pair, and when the class has changed in what matters. `to` is
+    NotImplemented for an array that a call names as ``like=``.
     """
     if trace.observers or (to is not NotImplemented and not isinstance(to, str | type(sys) | type)):
         return
+    if isinstance(to, str):
+        if type(to).__hash__ is not str.__hash__ or type(to).__eq__ is not str.__eq__:
+            return  # it may equal anything
+        to = sys.intern(str.__str__(to))
+    target = None if to is NotImplemented else native.target_of(to) or _target(registry.target(to))
+    source = native.source_of(kind) or _known(kind)
+    if source is None:
+        return
+    if target is None:
+        native.source_add(source, _like(kind, source.adapter))
+    else:
+        native.source_add(source)
+        native.pair_add(to, source, target, _pair(kind, source, target), _is_at_root(kind, source))
+
+
+def _pair(kind: type, source: native.Source, target: native.Target) -> str:
+    """Return what a pair is, see ``c_src/convert/pairs.h``."""
+    what, adapter, consumer = source.what, source.adapter, target.consumer
+    if what == "children" and adapter.kind != "wrapper" and adapter.holds in (None, consumer.name):
+        return "python"  # it can hold the target's arrays
+    if what not in ("converts", "produces"):
+        return what
+    if adapter is consumer.source and (consumer.kind is None or issubclass(kind, consumer.kind)):
+        can_look = adapter.fast_path.returns_same or adapter.fast_path.exchange is not None
+        return "stays" if can_look and target.stated is not None else "python"
+    return what
+
+
+def _is_at_root(kind: type, source: native.Source) -> bool:
+    """Return whether objects of a type are arrays at the root only, and pass through inside a container."""
+    if source.what == "produces":
+        return is_plain(kind)
+    return isinstance(source.adapter, Adapter) and source.adapter.arrays.root_only
+
+
+def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:
+    """Return what ``like=`` an array of an exact type means; False for the Python path."""
+    if not isinstance(adapter, Adapter) or not takes_fast_path(adapter, kind):
+        return False
+    consumer = registry.ready(adapter)
+    if consumer is None or consumer is not registry.target(adapter.name):
+        return False
+    place = None if adapter.placement is None else functools.partial(_stays_on_host, adapter)
+    return sys.intern(adapter.name), place
+
+
+def _stays_on_host(adapter: Adapter, obj: Any) -> bool | None:
+    """Return whether an array on the host stays there; None for one elsewhere."""
+    assert adapter.placement is not None
+    return adapter.placement.is_committed(obj) if adapter.devices.of(obj) == HOST else None
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+def _known(kind: type) -> native.Source | None:
+    """Return the source of an exact type; None if only its first call shows how it is asked.
+
+    Arrays are those of types in `FastPath.types`, and such as have a protocol that C speaks. For others the fast path
+    remembers what they are in a tree, or to take the Python path, until the type changes.
+    """
     stamp = len(sys.modules), get_cache_token()
-    source, producer = registry.knows(kind) or fast_generic_adapter(kind), None
+    adapter = registry.knows(kind) or fast_generic_adapter(kind)
     # An array type may declare itself a container. What speaks Arrow is one, since a table is; the types here are none.
-    if source not in (None, ARROW) and container_of(kind) is not None:
-        source = None
-    if source is DLPACK:
-        keywords = dlpack.keywords_of(kind)
-        if keywords is None:  # its first call shows them
-            return
-        names = tuple(map(sys.intern, keywords))
-        producer = Producer(names, tuple(keywords.values()), dlpack.no_numbers, stamp[0], get_cache_token, stamp[1])
-    target = None if to is NotImplemented else registry.target(to)
+    if adapter not in (None, ARROW) and container_of(kind) is not None:
+        adapter = None
     try:
-        route = _route(kind, source, target, producer) if target is not None else _like(kind, source)
+        if adapter is None:
+            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **other_kind(kind))
+        if adapter is DLPACK:
+            keywords = dlpack.keywords_of(kind)
+            if keywords is None:
+                return None
+            names = tuple(map(sys.intern, keywords))
+            asked = names, tuple(keywords.values()), dlpack.no_numbers
+            depends_on = ("__dlpack__", "__dlx_tree__")
+            return native.Source(
+                kind, what="produces", adapter=adapter, stamp=stamp, depends_on=depends_on, table=False, producer=asked
+            )
+        return native.Source(kind, adapter=adapter, **_arrays(kind, adapter))
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
-        route = None
-        if source is not None:
-            registry.remark(
-                source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}"
-            )
-    native.route_add(kind, sys.intern(to) if type(to) is str else to, route)
+        if adapter is not None:
+            registry.remark(adapter, f"the fast path of {type_name(kind)} is not used: {exception_text(error)}")
+        return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
-def _route(kind: type, source: Adapter | None, target: Target, producer: Producer | None) -> Route | None:
-    """Return what the fast path needs; None for the Python path."""
-    if source is None:
-        handler = container_of(kind)
-        if handler is lookup.ARROW:
-            return Route(children=functools.partial(native.arrow_columns, arrow.method_of(kind)))
-        return None if handler is None else _container(handler, target)
-    given = source.fast_path
-    is_own_table = source is EXCHANGE
-    if given is None or not (is_own_table or producer is not None or takes_fast_path(source, kind)):
-        return None
-    adapter = target.adapter
-    taken = adapter.fast_path
-    accepts = target.fast_path_struct()
-    if accepts is None:
-        return None
-    copies = target.capabilities.copies
-    by_table = taken is not None and taken.imports
-    load = None if adapter is TENSOR else adapter.load
-    is_same = source is target.source and (target.kind is None or issubclass(kind, target.kind))
-    is_examined = is_same and not given.returns_same
-    if not (is_same or by_table or load is not None) or (is_examined and given.exchange is None):
-        return None
-    quick, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
-    bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
-    start, nbytes = (
-        (_question(look_up(given.owner_type), name, call=True) for name in bounds) if bounds else (None, None)
-    )
-    return Route(
-        is_same=is_same,
-        is_examined=is_examined,
-        is_host_only=type(source.devices) is Devices,
-        is_root_only=source.root_only if producer is None else is_plain(kind),
-        is_immutable=source.immutable,
-        is_managed=is_own_table or given.managed,
-        is_borrowed=not is_own_table,
-        export=given.export,
-        unblocked=functools.partial(_unblocked, source) if given.unblocks is True else given.unblocks or None,
-        producer=producer,
-        fields=_fields(source, given, kind),
-        produces_on=_told(source),
-        consumes_on=_told(adapter) if by_table or load is not None else None,
-        exports=False if producer is not None else given.exchange() if given.exchange is not None else None,
-        target=None if adapter is TENSOR else adapter.classes()[0],
-        imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
-        load=load,
-        copy=_copies(source, target) if is_same else None,
-        ready=given.ready if is_same else None,
-        guards=tuple(_guards(given, kind, answered)),
-        quick=quick,
-        switches=tuple(
-            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
-        ),
-        states=tuple(_states(target.source)),
-        detach=_question(kind, given.detach, call=True) if given.detach else None,
-        owner=_question(kind, given.owner, call=True) if given.owner else None,
-        start=start,
-        nbytes=nbytes,
-        dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
-        confirmed=_confirmed(source, given),
-        storage=_storage(target),
-        is_narrow=target.varies or (taken is not None and taken.takes is not None),
-        always_copies=copies is True,
-        load_named=None if adapter.placement is None else _load_named(adapter.placement),
-        accepts=int(ffi.cast("uintptr_t", accepts)),
-        struct=accepts,
-    )
-
-
-def _load_named(placement: Placement) -> Callable[[Tensor], Any]:
-    return lambda tensor: placement.load(tensor, True)
-
-
-def _copies(source: Adapter, target: Target) -> Callable[[Any], Any] | None:
-    """Return what copies an array within its framework; None where the Python path does."""
-    if source is TENSOR:
-        keep_order = bool(target.capabilities.layouts & Layout.PERMUTED)
-        return lambda tensor: native.tensor_copy(tensor, keep_order)
-    return source.copy if type(source).copy is not Adapter.copy else None
-
-
-def _like(kind: type, source: Adapter | None) -> Route | None:
-    """Return the route by which ``like=`` an array of an exact type is looked up; None for the Python path."""
-    given = source.fast_path if source is not None else None
-    if source is None or given is None or not takes_fast_path(source, kind):
-        return None
-    target = registry.ready(source)
-    if target is None or target is not registry.target(source.name) or source.placement is not None:
-        return None
-    return Route(
-        like=sys.intern(source.name),
-        is_host_only=type(source.devices) is Devices,
-        exports=given.exchange() if given.exchange is not None else None,
-    )
-
-
-def _container(handler: Container, target: Target) -> Route | None:
-    """Return the route of a container that cannot hold the target's arrays; None for the Python path."""
+def other_kind(kind: type) -> dict[str, Any]:
+    """Return what is known of a type that is none of arrays."""
+    handler = container_of(kind)
+    if handler is None:
+        return {"what": _passing(kind)}
+    if handler is lookup.ARROW:
+        columns = functools.partial(native.arrow_columns, arrow.method_of(kind))
+        return {"what": "children", "adapter": handler, "parts": columns}
     if handler.kind == "wrapper" and handler.unflatten is None and handler.falls_to is not None:
-        return Route(children=lambda obj, may_copy: handler.flatten(obj)[1][0])
-    falls_to = {"sequence": list, "mapping": dict}.get(handler.kind)
-    if handler.holds in (None, target.name) or falls_to is None or handler.falls_to is not falls_to:
-        return None
-    return Route(children=functools.partial(_children, handler.flatten, handler.identity))
+        return {"what": "children", "adapter": handler, "parts": lambda obj, may_copy: handler.flatten(obj)[1][0]}
+    if handler.falls_to is not None and handler.falls_to is {"sequence": list, "mapping": dict}.get(handler.kind):
+        parts = functools.partial(_children, handler.flatten, handler.identity)
+        return {"what": "children", "adapter": handler, "parts": parts}
+    # Not where the container's own code is called (what adapters declare, `__dlx_tree__`), where a child has another
+    # identity than its address, and where it may become something else.
+    more = handler.types or handler.holds or handler.falls_to or handler.identity or handler.unflatten is None
+    if more or handler is lookup.OWN or handler.kind not in ("sequence", "mapping", "record", "set"):
+        return {"what": "python"}
+    return {"what": "rule", "adapter": handler, "parts": (handler.flatten, handler.unflatten, handler.mutable)}
+
+
+def _passing(kind: type) -> str:
+    """Return whether objects of a type that is neither array nor container pass through a tree.
+
+    "looks": unless the object itself has an array interface. What is refused by name is left to Python.
+    """
+    if not is_key(kind) or issubclass(kind, _NO_ARRAYS):
+        return "python"
+    if is_plain(kind):
+        return "passes"
+    own_dict = inspect.getattr_static(kind, "__dict__", None)
+    is_usual = own_dict is None or type(own_dict) in (GetSetDescriptorType, MemberDescriptorType)
+    if not is_usual or type(kind.__getattribute__) is FunctionType:  # anything may be given out for the dict
+        return "python"
+    if any(hasattr(kind, name) for name in _PROTOCOLS) or refusal(kind) is not None:
+        return "python"
+    return "looks" if kind.__dictoffset__ and not issubclass(kind, type) else "passes"
+
+
+def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
+    """Return how arrays of an exact type are taken that an adapter lists."""
+    given = adapter.fast_path
+    is_own_table = adapter is EXCHANGE
+    if given is None or not (is_own_table or takes_fast_path(adapter, kind)):
+        return {"what": "python", "depends_on": (*_PROTOCOLS, *_asked(given))}
+    in_c, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
+    owner, start, nbytes = _owner(given, kind, answered)
+    detach = given.detach()
+    by_adapter = {} if given.exchange is None else {"table": given.exchange()}
+    return by_adapter | {
+        "what": "converts",
+        "depends_on": (*_asked(given), "__dlx_tree__", *_TABLES),
+        "still": None if is_own_table or kind in map(look_up, given.types) else given.subclasses,
+        "managed": given.owner == "managed",
+        "is_own_table": True if is_own_table else None,
+        "examined": given.checks_same,
+        "is_host_only": type(adapter.devices) is Devices,
+        "immutable": adapter.arrays.immutable,
+        "export": given.export,
+        "unblocked": functools.partial(_unblocked, adapter) if given.unblocks is True else given.unblocks or None,
+        "fields": _fields(adapter, given, kind),
+        "streams": _streams(adapter),
+        "copy": _copy_of(adapter),
+        "ready": given.ready,
+        "guards": tuple(_guards(given, kind, answered)),
+        "guard_function": in_c,
+        "switches": tuple(
+            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.conditions
+        ),
+        "detach": _question(kind, detach) if detach else None,
+        "owner": owner,
+        "start": start,
+        "nbytes": nbytes,
+        "dtype": _question(kind, "dtype") if given.checked_dtypes else None,
+        "confirmed": _confirmed(adapter, given),
+    }
+
+
+def _asked(given: FastPath | None) -> tuple[str, ...]:
+    """Return the attributes of a class by which its arrays take the fast path."""
+    if given is None:
+        return ()
+    names = dict.fromkeys(guard.ask for guard in given.guards)
+    if any(guard.optional for guard in given.guards):
+        names |= dict.fromkeys(("__getattr__", "__getattribute__"))
+    names |= dict.fromkeys((given.detach(), "dtype"))
+    if isinstance(given.owner, Owner):
+        names |= dict.fromkeys((given.owner.ask, *given.owner.freeze[1:]))
+    return tuple(map(sys.intern, filter(None, names)))
+
+
+def _copy_of(adapter: Adapter) -> Callable[[Any], Any] | None:
+    """Return what copies an array within its framework; None where the Python path does."""
+    if adapter is TENSOR:
+        return lambda tensor: native.tensor_copy(tensor, True)
+    return adapter.copy if type(adapter).copy is not Adapter.copy else None
 
 
 def _children(
@@ -341,31 +295,121 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
     """Return the tensor of a copy without blockers, on the host; None where the Python path says or does more."""
     _, blockers, _, _, device = source.describe(obj)
     on_host = device == HOST if device is not None else type(source.devices) is Devices
-    if not (blockers and on_host and all(each.copies and each.option is None for each in blockers)):
+    if not (blockers and on_host and all(each.needs == "copy" for each in blockers)):
         return None
     for blocker in blockers:
         obj = blocker.resolve(obj)
-    tensor: Tensor | None = _borrow(obj, "dlx", True)  # as of what nobody else can resize
+    tensor: Tensor | None = FAST_PATH._borrow(obj, "dlx", True)  # as of what nobody else can resize
     return source.export(obj) if tensor is None else tensor
 
 
-def _fields(source: Adapter, given: FastPath, kind: type) -> Fields | None:
-    """Return how arrays in device memory are read that have no table."""
-    if not given.memory:
+def _fields(source: Adapter, given: FastPath, kind: type) -> tuple[Any, ...] | None:
+    """Return how arrays in device memory are read that have no table.
+
+    Questions for what keeps the memory alive, shape, byte strides, dtype and device; the attribute of the first that is
+    the address; {dtype: code | bits << 8}.
+    """
+    owner = given.owner
+    if not _is_read(owner):
         return None
-    memory, address = given.memory
     dtypes = {source.dtypes.to_native(dtype): _key(dtype) for dtype in map(DType, source.dtypes.known())}
-    memory_of, shape, strides, dtype = (
-        _question(kind, name, call=False) for name in (memory, "shape", "strides", given.dtype_attribute)
-    )
-    device = _question(kind, "__dlpack_device__", call=True)
-    return Fields(memory_of, shape, strides, dtype, device, sys.intern(address), dtypes)
+    names = owner.ask, "shape", "strides", "dtype", "__dlpack_device__"
+    return (*(_question(kind, name) for name in names), sys.intern(owner.address), dtypes)
 
 
-def _told(adapter: Adapter) -> Any:
-    """Return who tells the fast path a framework's current stream on a device."""
+def _is_read(owner: Any) -> TypeGuard[Owner]:
+    """Return whether arrays on devices are read by their owner's address."""
+    return isinstance(owner, Owner) and bool(owner.address) and not owner.nbytes
+
+
+def _owner(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Question | None]:
+    """Give the questions for an array's owner, where its memory begins, and how much it is."""
+    owner = given.owner
+    if not isinstance(owner, Owner) or _is_read(owner):
+        yield from (None, None, None)
+        return
+    yield _question(kind, owner.ask)
+    checks = owner.nbytes and OWNER_BOUNDS not in answered
+    for name in (owner.address, owner.nbytes):
+        yield _question(kind, name, of=look_up(owner.type)) if checks else None
+
+
+def _streams(adapter: Adapter) -> Any:
+    """Return how the fast path asks a framework for its current stream on a device; see `StreamSupport.quick`."""
     quick = adapter.streams.quick if adapter.streams is not None else None
     return quick() if callable(quick) else quick
+
+
+def _question(kind: type, name: str, *, of: type | None = None, is_attribute: bool = False) -> Question:
+    """Return a question for arrays of a type, or for what owns their memory, which is `of` another one."""
+    cls = of or kind
+    found = next((each.__dict__[name] for each in cls.__mro__ if name in each.__dict__), None)
+    is_of_c = type(found) in (GetSetDescriptorType, MethodDescriptorType)
+    is_method = not is_attribute and callable(getattr(cls, name, None))
+    return Question(sys.intern(name), of, found if is_of_c else None, is_method)
+
+
+def _may_have(kind: type, name: str) -> bool:
+    """Return whether objects of an exact type may have an attribute: their class, their own dict, or Python code."""
+    in_c = type(kind.__getattribute__) is WrapperDescriptorType and not hasattr(kind, "__getattr__")
+    return not in_c or bool(kind.__dictoffset__) or hasattr(kind, name)
+
+
+def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Guard]:
+    """Give the guards of an exact type, but those that its function in C has answered."""
+    for guard in given.guards:
+        if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
+            continue
+        codes = sum(1 << code for code in codes_of(guard.kinds))
+        yield Guard(_question(kind, guard.ask, is_attribute=guard.optional), codes, False, None, guard.optional)
+    if isinstance(given.owner, Owner) and given.owner.freeze:
+        question, method = given.owner.freeze
+        ask = _question(kind, question, of=look_up(given.owner.type))
+        yield Guard(ask, 0, True, _question(kind, method), False)
+
+
+def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
+    if not given.checked_dtypes:
+        return None
+    dtypes = [DType(name) for name in given.checked_dtypes]
+    return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
+
+
+# ---- targets ---------------------------------------------------------------------------------------------------------
+
+
+def _target(consumer: Target) -> native.Target:
+    """Return what a consumer takes, and how its arrays are made."""
+    try:
+        accepts = consumer.fast_path_struct()
+        if accepts is None:
+            return native.Target(consumer=consumer)
+        return native.Target(
+            consumer=consumer, stated=accepts, accepts=int(ffi.cast("uintptr_t", accepts)), **_making(consumer)
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
+        registry.remark(consumer.source, f"the fast path to {consumer.name!r} is not used: {exception_text(error)}")
+        return native.Target(consumer=consumer)
+
+
+def _making(consumer: Target) -> dict[str, Any]:
+    adapter, copies = consumer.adapter, consumer.capabilities.copies
+    path = adapter.fast_path
+    made: dict[str, Any] = {
+        "is_narrow": consumer.varies or (path is not None and isinstance(path.imports, Capabilities)),
+        "always_copies": copies is True,
+        "storage": _storage(consumer),
+        "states": tuple(_states(consumer.source)),
+        "streams": _streams(adapter),
+        "place": None if adapter.placement is None else adapter.placement.load,
+    }
+    if adapter is not TENSOR:
+        made |= {"arrays": classes_of(adapter)[0], "load": adapter.load}
+    if path is not None and path.imports and adapter is not TENSOR:
+        made |= {"depends_on": _TABLES} if path.exchange is None else {"table": path.exchange()}
+    return made
 
 
 def _storage(target: Target) -> dict[int, Any] | None:
@@ -392,44 +436,23 @@ def _states(adapter: Adapter) -> Iterator[Switch]:
         yield Switch(owner, sys.intern(attribute), getattr(owner, attribute, None))
 
 
-def _question(kind: type, name: str, *, call: bool) -> Question:
-    descriptor = next((cls.__dict__[name] for cls in kind.__mro__ if name in cls.__dict__), None)
-    return Question(sys.intern(name), kind, descriptor, call)
-
-
-def _may_have(kind: type, name: str) -> bool:
-    """Return whether objects of an exact type may have an attribute: their class, their own dict, or Python code."""
-    in_c = type(kind.__getattribute__) is WrapperDescriptorType and not hasattr(kind, "__getattr__")
-    return not in_c or bool(kind.__dictoffset__) or hasattr(kind, name)
-
-
-def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Guard]:
-    """Give the guards of an exact type, but those that its function in C has answered."""
-    for guard in given.guards:
-        if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
-            continue
-        asked = look_up(given.owner_type) if guard.of_owner else kind
-        codes = sum(1 << code for code in codes_of(guard.kinds))
-        resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-        yield Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve, guard.optional)
-
-
-def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
-    if not given.confirmed:
+def described(obj: Any) -> ArrayInfo | None:
+    """Return the description of an array, or None where there is none."""
+    try:
+        return array_info(*array_of(obj))
+    except DlxError:
         return None
-    dtypes = [DType(name) for name in given.confirmed]
-    return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
 
 
 def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the fast path, after its exchange table had taken the memory."""
     target = registry.target(to)
     error = cause if isinstance(cause, DlxError) else foreign_error(f"{target.name} refused it:", cause)
-    path = () if tree is None else path_of(obj, tree)
+    path = () if tree is None else _tree.path_of(obj, tree)
     return error.complete(source=str(described(obj)), target=target.name, path=path)
 
 
-_borrow = native.FastPathFunction(None, learn, consumer_failed)._borrow
+FAST_PATH._bind(learn=learn, failed=consumer_failed)
 
 
 def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
@@ -444,7 +467,7 @@ def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
     try:
         if path.ready is not None and not path.ready(obj):
             return None
-        tensor = _borrow(obj, "dlx", True)
+        tensor = FAST_PATH._borrow(obj, "dlx", True)
         return None if tensor is None else (source, path.describe(source.name, obj, tensor), tensor)
     except MemoryError:
         raise

@@ -116,7 +116,7 @@ RULES: tuple[Rule, ...] = (
         lib.DLX_INCOMPATIBLE_EXTENTS,
         LayoutError,
         lambda tensor, target: (
-            f"{target.name} multiplies the extents of {target.adapter.display_name}s without elements, "
+            f"{target.name} multiplies the extents of {target.word}s without elements, "
             f"and those of {tensor.shape} do not fit"
         ),
         fix="Reshape it first.",

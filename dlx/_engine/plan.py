@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import Device, DType
+from dlx._core.types import HOST, Device, DType
 from dlx._support.display import Shown, columns, table
 from dlx._support.module import set_module
 from dlx._support.text import SHOWN, amount, one_line
@@ -17,10 +17,9 @@ from dlx._support.tracebacks import REFUSALS, shorten
 from dlx.errors import DlxError, written
 from dlx.typing import Outcome
 
-__all__ = ["Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "Unmark", "ViewAs"]
+__all__ = ["HOST", "Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "Unmark", "ViewAs"]
 
 
-HOST = Device("cpu")
 BYTES = DType("uint8")
 _NUMBERS = {"bool", "int", "float", "complex"}
 

@@ -19,6 +19,7 @@ from dlx._core.tensor import dense
 from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.request import Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target, is_committed
@@ -32,7 +33,6 @@ __all__ = [
     "DEFERRED",
     "UNDECIDED",
     "Decision",
-    "Request",
     "approach",
     "as_it_is",
     "check_copies",
@@ -40,23 +40,6 @@ __all__ = [
     "deferred",
     "is_inside",
 ]
-
-
-class Request(NamedTuple):
-    """The options of one call, checked.
-
-    `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
-    `committed`: whether the result must stay on `device`, see `Placement`.
-    """
-
-    target: Target
-    device: Device | None = None
-    copy: bool | None = None
-    readonly: str = "copy"
-    detach: bool = False
-    stream: Any = None
-    later: bool = True
-    committed: bool = True
 
 
 class Decision(NamedTuple):
@@ -130,7 +113,7 @@ def deferred(obj: Any, source: Adapter, request: Request) -> Any:
     DlxError
         If no chunk could be converted.
     """
-    map_chunks = source.map_chunks
+    map_chunks = source.arrays.map_chunks
     if map_chunks is None or request.target.name in _OURS or is_inside(obj, source, request.target):
         return None
     target, device, copy, readonly, detach, stream, *_ = request
@@ -155,16 +138,16 @@ def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
     """Return the step that resolves a blocker, or raise where there is none or it is not allowed."""
     if blocker.resolution is None:
         raise _refusal(blocker)
-    if blocker.option and not getattr(request, blocker.option):
-        raise blocker.error(blocker.because, fix=blocker.fix, option=((blocker.option, True),))
-    if not blocker.copies:
-        return Resolve(blocker.option or "resolve", blocker.because, run=blocker.resolve)
+    if blocker.needs == "detach" and not request.detach:
+        raise blocker.error(blocker.because, fix=blocker.fix, option=(("detach", True),))
+    if blocker.needs != "copy":
+        return Resolve(blocker.needs or "resolve", blocker.because, run=blocker.resolve)
     found: ArrayInfo = info()
     empty = found.shape is not None and 0 in found.shape
     if request.copy is False and not empty:
         raise CopyRequiredError(blocker.because, fix=blocker.fix, option=_COPY)
     counts = not (empty and request.copy is False)  # no element to copy
-    return Resolve(blocker.option or "resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=counts)
+    return Resolve("resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=counts)
 
 
 def _refusal(blocker: Blocker) -> Exception:
@@ -177,8 +160,8 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
     `readonly` has no effect here. None where dlx must move or copy it.
     """
     for blocker in blockers:
-        never_detached = blocker.option == "detach" and blocker.resolution is None
-        if blocker.always or (blocker.no_copy and request.copy) or (never_detached and request.detach):
+        asked = {"stay": True, "copy": request.copy, "detach": request.detach}
+        if any(asked[each] for each in blocker.also_blocks):
             raise _refusal(blocker)
     steps: tuple[Step, ...] = ()
     if request.detach:
@@ -186,14 +169,14 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
         steps = tuple(
             Resolve("detach", why, option=option, run=blocker.resolve)
             for blocker in blockers
-            if blocker.option == "detach"
+            if blocker.needs == "detach"
         )
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and request.committed and not is_committed(source, obj):
         return None  # the result is an array of the same memory that stays there
     if wanted is not None and not is_at(info().device, wanted):
-        return _moved_inside(source, blockers, info(), request, steps, own_copies and source.moves)
+        return _moved_inside(source, blockers, info(), request, steps, own_copies and source.devices.moves)
     if request.copy:
         if not own_copies:
             return None
@@ -256,7 +239,7 @@ def as_it_is(
         and not ((copies := target.capabilities.copies) and (copies is True or tensor.dtype.name in copies))
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
-        and not (in_full and (target.adapter.immutable or tensor.flags & IS_COPIED))
+        and not (in_full and (target.adapter.arrays.immutable or tensor.flags & IS_COPIED))
     ):
         return _COPIED if tensor.flags & IS_COPIED else _SHARED
     return None
@@ -331,7 +314,7 @@ class _Decider:
         if self.found & lib.DLX_INCOMPATIBLE_NULL:
             after.append(Address("view", f"{target.arrays} have an address, also without elements"))
         after += self._storage()
-        if not copied and not tensor.readonly and target.adapter.immutable:
+        if not copied and not tensor.readonly and target.adapter.arrays.immutable:
             why = f"{target.arrays} are constant: do not write to the source while the result lives"
             after.append(Step("share", why))
         if self.placed and not self.copies and not contiguous(tensor.shape, tensor.strides):

@@ -11,7 +11,8 @@ from dlx._engine.executor import forget_frames
 from dlx._engine.failures import Failures, together
 from dlx._engine.fast_path import exported
 from dlx._engine.plan import Plan
-from dlx._engine.planner import UNDECIDED, Decision, Request, approach, as_it_is, decide
+from dlx._engine.planner import UNDECIDED, Decision, approach, as_it_is, decide
+from dlx._engine.request import Request
 from dlx._engine.streams import StreamSync
 from dlx._engine.tree import Tree
 from dlx._support.reflect import type_name

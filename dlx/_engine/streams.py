@@ -18,7 +18,7 @@ from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx._support.reflect import foreign_error
-from dlx.adapter.base import Adapter
+from dlx.adapter.base import Adapter, Devices
 from dlx.errors import DeviceError, DlxError
 
 __all__ = ["Readiness", "StreamSync", "Synchronization", "physical", "takes_stream"]
@@ -302,7 +302,7 @@ class StreamSync:
             As `copied`.
         """
         adapter, place = self._target.adapter, physical(place)
-        if type(adapter).fresh is Adapter.fresh or self._target.varies:
+        if type(adapter.devices).new_array is Devices.new_array or self._target.varies:
             return None
         stream, on_device = self.consumer(place), cuda.is_cuda(tensor.device)
         if stream is None or stream.is_unordered:
@@ -312,7 +312,7 @@ class StreamSync:
             return None
         activate = None if self._asked is None or adapter.streams is None else adapter.streams.activate
         with contextlib.nullcontext() if activate is None else activate(stream):
-            array = adapter.fresh(tensor.shape, tensor.dtype, place, strides)
+            array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
         if array is None:
             return None
         target = adapter.export(array, stream=UNORDERED)
@@ -328,7 +328,7 @@ class StreamSync:
 
     def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
         """Make the stream that may write to memory wait for a copy of it; the host, where that stream is unknown."""
-        if source is None or source.immutable or is_unordered(self._asked):
+        if source is None or source.arrays.immutable or is_unordered(self._asked):
             return
         if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
             cuda.order(work, readiness)

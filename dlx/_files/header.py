@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import DType
-from dlx._protocols.dlpack import HOST
+from dlx._core.types import HOST, DType, row_major
 from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, find_in
 from dlx._support.text import one_line
@@ -125,11 +124,7 @@ class Stored(NamedTuple):
         """Return the strides in elements; None where they are row-major."""
         if self.order != "F" or self.shape is None:
             return None
-        strides, step = [], 1
-        for extent in self.shape:
-            strides.append(step)
-            step *= max(extent, 1)
-        return tuple(strides)
+        return row_major(self.shape[::-1])[::-1]
 
 
 class Contents(NamedTuple):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import READ_ONLY
+from dlx._core.types import HOST, READ_ONLY
 from dlx._files.header import Memory, Stored
 from dlx._files.reading import kind_of, opened, read
-from dlx._protocols.dlpack import HOST
 from dlx._registry.generic import Deferred
 from dlx._support.text import one_line
 from dlx._views.mapping import MappingView
@@ -25,36 +25,22 @@ __all__ = ["Archive", "FileView", "mapped"]
 V = TypeVar("V")
 
 
-class Located:
-    """One array, and the memory of the file that it is in."""
-
-    __slots__ = ("memory", "stored")
-
-    def __init__(self, stored: Stored, memory: Memory) -> None:
-        self.stored, self.memory = stored, memory
-
-    def array(self, file: str) -> Any:
-        """Return a read-only tensor over the file's memory, or what says how it is read, or why it is not."""
-        stored, memory = self.stored, self.memory
-        if stored.refused:
-            fix = stored.fix or "dlx inspect lists what is in the file."
-            return Deferred(self._info(file), Blocker(stored.refused, fix, DTypeError))
-        load = stored.load
-        if load is not None:
-            blocker = Blocker(
-                f"it is {', '.join(stored.notes)}", resolution=lambda _: load(stored, memory.bytes), copies=True
-            )
-            return Deferred(self._info(file), blocker)
+def _array(stored: Stored, memory: Memory, file: str) -> Any:
+    """Return a read-only tensor over a file's memory, or a `Deferred` that reads or refuses the array."""
+    load = stored.load
+    if stored.refused:
+        blocker = Blocker(stored.refused, stored.fix or "dlx inspect lists what is in the file.", DTypeError)
+    elif load is not None:
+        why = f"it is {', '.join(stored.notes)}"
+        blocker = Blocker(why, resolution=lambda _: load(stored, memory.bytes), needs="copy")
+    else:
         assert stored.dtype is not None and stored.shape is not None and stored.offset is not None
         return native.tensor_new(
             memory.address + stored.offset, stored.shape, stored.strides(), stored.dtype, HOST, READ_ONLY, memory.bytes
         )
-
-    def _info(self, file: str) -> ArrayInfo:
-        stored = self.stored
-        return ArrayInfo(
-            "file", file, stored.dtype, stored.dtype_name, stored.shape, device=HOST, nbytes=stored.nbytes or 0
-        )
+    nbytes = stored.nbytes or 0
+    info = ArrayInfo("file", file, stored.dtype, stored.dtype_name, stored.shape, device=HOST, nbytes=nbytes)
+    return Deferred(info, blocker)
 
 
 class Archive(Mapping[Any, Any]):
@@ -74,7 +60,7 @@ class Archive(Mapping[Any, Any]):
             raise FileError(
                 f"it was closed, and {key!r} is not read any more", source=str(self.path), fix="Open it again."
             )
-        return item.array(self.path.name) if type(item) is Located else item
+        return item(self.path.name) if type(item) is partial else item
 
     def __iter__(self) -> Any:
         return iter(self._items)
@@ -129,11 +115,11 @@ def mapped(path: Path, *, private: bool = False) -> Archive:
         with read(file, kind) as parts:
             items: dict[Any, Any] = {}
             for each, contents in parts:
-                memory = Memory(each, private=private) if contents.entries else None
+                memory: Any = Memory(each, private=private) if contents.entries else None
                 for stored in contents.entries:
                     if stored.name in items:
                         raise FileError(f"two of its files hold {one_line(stored.name, 80)!r}")
-                    items[stored.name] = Located(stored, memory)  # type: ignore[arg-type]  # there are entries
+                    items[stored.name] = partial(_array, stored, memory)
             closing = [contents.close for _, contents in parts if contents.close is not None]
             metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
             return Archive(path, items, metadata, closing)

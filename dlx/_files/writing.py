@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor, tensor_copy
-from dlx._core.types import DType
+from dlx._core.types import DType, contiguous
 from dlx._files.header import needed
 from dlx._files.safetensors import WORDS
 from dlx._support.text import one_line
@@ -52,7 +52,7 @@ class _Output(NamedTuple):
         tensor = item.read()
         if tensor.dtype != item.dtype or tensor.shape != item.shape:
             raise FileError(f"{_shown(item)} changed while it was read", fix="Try it again.")
-        if not _compact(tensor) and not (order and _compact(tensor, backwards=True)):
+        if not contiguous(tensor.shape, tensor.strides) and not (order and _is_column_major(tensor)):
             tensor = tensor_copy(tensor, False)
         data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes)) if item.nbytes else b""
         for start in range(0, item.nbytes, PIECE):
@@ -65,15 +65,8 @@ class _Output(NamedTuple):
             self.file.write(piece)
 
 
-def _compact(tensor: Tensor, *, backwards: bool = False) -> bool:
-    """Return whether elements lie side by side, row-major, or column-major."""
-    step = 1
-    pairs = list(zip(tensor.shape, tensor.strides, strict=True))
-    for extent, stride in pairs if backwards else reversed(pairs):
-        if extent != 1 and stride != step:
-            return not math.prod(tensor.shape)
-        step *= extent
-    return True
+def _is_column_major(tensor: Tensor) -> bool:
+    return contiguous(tensor.shape[::-1], tensor.strides[::-1])
 
 
 def _shown(item: Item) -> str:
@@ -141,7 +134,7 @@ def _npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
         raise FileError(f"a .npy file holds one array, found {len(items):,}", fix="Write .npz or .safetensors.")
     _lacking(items, typestr, ".npy")
     tensor = items[0].read()
-    fortran = not _compact(tensor) and _compact(tensor, backwards=True)
+    fortran = not contiguous(tensor.shape, tensor.strides) and _is_column_major(tensor)
     out.file.write(_npy_header(items[0], fortran))
     out.data(items[0]._replace(read=lambda: tensor), order=True)
 
@@ -234,7 +227,7 @@ def _arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> Non
 def _column(pa: Any, out: _Output, item: Item) -> Any:
     """Return an array as a column: over its own memory, but for bools, whose bits Arrow packs."""
     tensor = item.read()
-    if not _compact(tensor):
+    if not contiguous(tensor.shape, tensor.strides):
         tensor = tensor_copy(tensor, False)
     count = math.prod(item.shape)
     data = memoryview(tensor).cast("B") if count else memoryview(b"")

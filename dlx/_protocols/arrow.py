@@ -182,11 +182,11 @@ class Column:
 
     def shared(self) -> Tensor:
         """Return a read-only tensor over its memory."""
-        return self._shaped(native.arrow_share(self._data, self.number))
+        return self._shaped(native.arrow_tensor(self._data, self.number, False))
 
     def gathered(self) -> Tensor:
         """Return a tensor of its own memory: chunks joined, bools in a byte each."""
-        return self._shaped(native.arrow_gather(self._data, self.number))
+        return self._shaped(native.arrow_tensor(self._data, self.number, True))
 
     def _shaped(self, tensor: Tensor) -> Tensor:
         if not self._permuted:

@@ -10,14 +10,13 @@ from weakref import ref
 from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.types import Device, host_readable
+from dlx._core.types import HOST, Device, host_readable
 from dlx._support.reflect import TypeCache, class_name, cut, foreign_error, is_key, message_of
 from dlx.errors import DlxError, ProtocolError
 
 __all__ = ["answered", "device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
 
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
-HOST = Device("cpu")
 
 
 class _Signature(NamedTuple):

@@ -11,8 +11,7 @@ from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
-from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType
-from dlx._protocols.dlpack import HOST
+from dlx._core.types import HOST, IS_COPIED, READ_ONLY, Device, DType
 from dlx._support.reflect import foreign_error, safe_repr
 from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
 

@@ -16,7 +16,7 @@ from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
-from dlx._core.types import READ_ONLY, Device, DType
+from dlx._core.types import HOST, READ_ONLY, Device, DType
 from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.errors import DeviceError, DlxError, LayoutError, ProtocolError
@@ -308,7 +308,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     extents = extents_of(shape)
     kind, where = DType(dtype), Device(device)
     on_device = where.type == lib.kDLCUDA
-    if not on_device and where != Device("cpu"):
+    if not on_device and where != HOST:
         raise DeviceError(
             f"dlx allocates on the host and on CUDA devices, asked for {where}", fix="Say 'cpu' or 'cuda:0'."
         )

@@ -19,7 +19,7 @@ from dlx._registry.array_like import not_readable, refusal, remedy
 from dlx._support.reflect import is_key, module_of, type_name
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
-from dlx.adapter.declarations import Blocker, Capabilities, Container, FastPath, Layout, Ownership, StreamSupport
+from dlx.adapter.declarations import Arrays, Blocker, Capabilities, Container, FastPath, Layout, Owner, StreamSupport
 from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 __all__ = [
@@ -75,6 +75,7 @@ class TensorAdapter(Described):
     name = "dlx"
     package = "dlx"
     types = ("dlx.Tensor",)
+    _classes = (Tensor,)
     protocols = ("__dlpack__",)
     devices = _NoDevice()
     fast_path = FastPath(types=("dlx.Tensor",), describe=_tensor_info)
@@ -89,9 +90,6 @@ class TensorAdapter(Described):
     )
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
-    def classes(self) -> tuple[type, ...]:
-        return (Tensor,)
-
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return obj  # type: ignore[no-any-return]
 
@@ -101,7 +99,7 @@ class TensorAdapter(Described):
             device_types=None,
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=128,
+            ndims=(0, 128),
             keeps_readonly=True,
             subbyte="both",
         )
@@ -131,7 +129,7 @@ class CapsuleAdapter(Described):
     name = "capsule"
     protocols = ("PyCapsule",)
     streams = StreamSupport(ready=_legacy_stream)
-    ownership = Ownership(
+    arrays = Arrays(
         consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor),
         restore=_restore,
     )
@@ -231,7 +229,7 @@ class BufferAdapter(Described):
 
     name = "buffer"
     protocols = ("buffer",)
-    root_only = True
+    arrays = Arrays(root_only=True)
     fast_path = FastPath(
         types=(
             "builtins.bytes",
@@ -295,14 +293,11 @@ class ArrowTarget(Adapter):
 
     name = "arrow"
     package = "dlx"
-    display_name = "array"
-    immutable = True
+    _classes = (Tensor,)
+    arrays = Arrays(immutable=True)
     dtypes = DTypes("dlx", {name: name for name in ("bool", *arrow.NUMBERS)})
-    taken = Capabilities(dtypes=frozenset(dtypes.names), min_ndim=1, keeps_readonly=True, copies=arrow.PACKED)
-    fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
-
-    def classes(self) -> tuple[type, ...]:
-        return (Tensor,)
+    taken = Capabilities(dtypes=frozenset(dtypes.names), ndims=(1, 64), keeps_readonly=True, copies=arrow.PACKED)
+    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(taken, ndims=(1, 1)))
 
     def capabilities(self) -> Capabilities:
         return self.taken
@@ -406,7 +401,9 @@ def takes_fast_path(adapter: Adapter, kind: type) -> bool:
     if base is None or given.subclasses is None:
         return False
     # What C asks an array must be what it asks those of the base: memory follows from the answers.
-    asked = {given.detach, given.owner, "dtype"}.union(*((guard.ask, guard.resolve) for guard in given.guards))
+    asked = {given.detach(), "dtype", *(guard.ask for guard in given.guards)}
+    if isinstance(given.owner, Owner):
+        asked |= {given.owner.ask, *given.owner.freeze[1:]}
     same = all(getattr(kind, name, None) is getattr(base, name, None) for name in asked if name)
     return same and given.subclasses(kind)
 

@@ -238,7 +238,7 @@ def record_handler(kind: type) -> Container | None:
             if not _is_own(obj, name):  # a tensorclass of tensordict
                 raise ConversionError(
                     f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
-                    source=type_name(kind),
+                    source=type_name(type(obj)),
                     fix="Convert its fields one by one, or give it a __dlx_tree__ method.",
                 )
         return present, [getattr(obj, name) for name in present]

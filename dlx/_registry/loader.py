@@ -13,7 +13,6 @@ from types import ModuleType
 import pluggy
 
 from dlx._registry import plugin as plugins
-from dlx._registry.answers import checked_adapter
 from dlx._registry.plugin import OURS, Plugin, error_of
 from dlx._support.locks import lock_of
 from dlx._support.module import restore_modules
@@ -146,7 +145,7 @@ class Loader:
             if plugins.strict():
                 raise PluginError(note)
             plugin.notes[:] = [note]
-        return adapters if plugin.distribution == OURS else tuple(map(checked_adapter, adapters))
+        return adapters
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:
         """Refuse a plugin that claims what another one has: the first one keeps it, and dlx's own in any case."""

@@ -30,30 +30,20 @@ from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any, NamedTuple
 from weakref import ref
 
-from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
-from dlx._registry.array_like import refusal
+from dlx._registry.array_like import not_readable, refusal, remedy
 from dlx._registry.handlers import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
-from dlx._registry.registry import registry
-from dlx._support.reflect import TypeCache, derives, is_key, module_of
+from dlx._registry.registry import HELD, registry
+from dlx._support.reflect import TypeCache, derives, foreign_error, is_key, module_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
+from dlx.errors import AdapterNotFoundError, DlxError
 
 __all__ = [
-    "ARROW",
-    "LIST",
-    "TUPLE",
-    "VIEW",
-    "container_of",
-    "is_built_in",
-    "is_plain",
-    "kind_of",
-    "rule_of",
-    "stamp",
-    "what_is",
+    *("ARROW", "LIST", "TUPLE", "VIEW", "array_of", "container_of", "is_built_in", "is_plain", "kind_of"),
+    *("not_an_array", "stamp", "unwrapped", "what_is"),
 ]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
@@ -260,22 +250,6 @@ def container_of(kind: type) -> Container | None:
     return None if late and _speaks(kind) else handler  # the attribute may have been added since
 
 
-def rule_of(kind: type) -> tuple[Any, Any, bool] | None:
-    """Return how the fast path takes a container apart and makes a new one; None where the Python path has more to do.
-
-    That is where the container's own code is called (what adapters declare, ``__dlx_tree__``), where a child has
-    another identity than its address, and where it may become something else.
-    """
-    handler = container_of(kind)
-    if handler is None or handler.types or handler is OWN or handler.kind not in ("sequence", "mapping", "record"):
-        return None
-    more = handler.holds or handler.falls_to or handler.identity or handler.unflatten is None
-    return None if more else (handler.flatten, handler.unflatten, handler.mutable)
-
-
-native.set_tree_rule(rule_of)
-
-
 def what_is(kind: type) -> Container | Adapter | type | None:
     """Return how a walk of a tree treats objects of a type.
 
@@ -305,7 +279,7 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         adapter = arrays.find(kind) or registry.knows(kind)
         if adapter is not None:
             arrays.keep(kind, adapter)
-            return None if adapter.root_only else adapter
+            return None if adapter.arrays.root_only else adapter
         return None if is_plain(kind) else kind
     except (DlxError, MemoryError):
         raise
@@ -347,3 +321,72 @@ def _look_up(kind: type) -> Container | None:
 def _speaks(kind: type) -> bool:
     """Return whether objects of a type are arrays by a protocol that needs no adapter."""
     return any(hasattr(kind, name) for name in ("__dlpack__", "__array_interface__"))
+
+
+# ---- one array ----
+
+
+def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:
+    """Return the array that an object is or stands for, as a DataArray of xarray stands for its data, and its adapter.
+
+    Parameters
+    ----------
+    obj
+        Any object that `dlx.convert` takes for one array.
+    parts
+        They complete the error.
+
+    Raises
+    ------
+    DlxError
+        If it is not one array, or cannot be read.
+    """
+    source = registry.producer(obj)
+    if source is not None and not (source is generic.ARROW and container_of(type(obj)) is not None):
+        return obj, source
+    inside, handler = unwrapped(obj, **parts)
+    if inside is not obj and handler is None:
+        return array_of(inside, **parts)
+    raise not_an_array(obj).complete(**parts)
+
+
+def unwrapped(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
+    """Return what a wrapper stands for, or any other object itself, and its handler if that is a container."""
+    inside, handler = obj, container_of(type(obj))
+    try:
+        while handler is not None and handler.kind == "wrapper":
+            _, (inside,) = handler.flatten(inside)
+            handler = container_of(type(inside))
+        return inside, handler
+    except DlxError as error:
+        error.complete(source=type_name(type(obj)), fix=remedy(type(obj)), **parts)
+        raise
+    except Exception as error:
+        what = "the container cannot be taken apart:"
+        raise foreign_error(what, error, source=type_name(type(obj)), **parts) from error
+
+
+def not_an_array(obj: Any) -> DlxError:
+    """Return the error for an object that is no array."""
+    name = type_name(type(obj))
+    broken = registry.broken_for(type(obj))
+    if broken is not None:
+        return broken.complete(source=name)
+    reason = "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
+    if generic.is_proxy(type(obj)):
+        fix = "Convert the object itself: a proxy does not keep it alive."
+    elif container_of(type(obj)) is not None:
+        reason = "it is a container, and one array is needed"
+        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
+    else:
+        try:
+            if (refused := not_readable(type(obj))) is not None:
+                return refused
+            fix = remedy(type(obj))
+        except MemoryError:
+            raise
+        except Exception:  # a class that raises when it is looked at
+            fix = ""
+        in_python = module_of(type(obj)) == "builtins"
+        fix = fix or ("Give an array, or an object with a buffer such as bytes." if in_python else HELD)
+    return AdapterNotFoundError(reason, source=name, fix=fix)

@@ -45,17 +45,11 @@ class ModuleAdapter(Adapter):
     def __init__(self, module: ModuleType, kind: type, stated: Capabilities, generic: Adapter) -> None:
         self.name = self.package = module.__name__
         self.kind, self.stated, self.generic = kind, stated, generic
+        self._classes = (kind,)
         names = {name: name for name in stated.dtypes or ()}
         if not hasattr(module, "bool"):
             names |= {name: "bool_" for name in names if name == "bool"}
         self.dtypes = DTypes(self.package, names)
-
-    def version(self) -> str:
-        root = sys.modules[self.package.partition(".")[0]]
-        return str(getattr(self.module(), "__version__", getattr(root, "__version__", "unknown")))
-
-    def classes(self) -> tuple[type, ...]:
-        return (self.kind,)
 
     def describe(self, obj: Any) -> Description:
         return self.generic.describe(obj)._replace(info=None)
@@ -64,7 +58,7 @@ class ModuleAdapter(Adapter):
         return self.stated
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        return sys.modules[self.package].from_dlpack(tensor)
 
 
 def importable(name: str) -> ModuleType | None:
@@ -141,12 +135,10 @@ def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
         dtypes=dtypes,
         layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if takes(shape, strides)),
         min_alignment=0 if takes(shift=1) else 64,
-        min_ndim=0 if takes(()) else 1,
-        max_ndim=max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))]),
+        ndims=(0 if takes(()) else 1, max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))])),
         keeps_readonly=takes(readonly=True),
         copies=not shares,
-        null_data=False,
-        empty_extents="bytes",
+        empty_extents="addressed",
     )
     return ModuleAdapter(module, probe.kind, stated, generic)
 

@@ -1,6 +1,6 @@
 """Plugins, the modules that bring adapters: which there are, what they may give, and the error of a broken one.
 
-Those of dlx are listed in `BUILT_IN`, those of others in entry points (group ``dlx``; the entry's *name* is the root
+Those of dlx are listed in `FRAMEWORKS`, those of others in entry points (group ``dlx``; the entry's *name* is the root
 package of the framework). Nothing in this file loads a plugin: `Loader` does, when its package is needed.
 """
 
@@ -14,18 +14,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx._core.types import DType
 from dlx._support.reflect import exception_text, message_of, safe_repr
 from dlx._version import __version__
-from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
+from dlx.adapter.base import Adapter, Devices, DTypes
 from dlx.adapter.declarations import (
+    Arrays,
     Container,
     FastPath,
     Guard,
     KnownIssue,
-    Ownership,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -35,45 +35,60 @@ from dlx.errors import DTypeError, PluginError
 
 __all__ = [
     "BUILT_IN",
+    "FRAMEWORKS",
     "OURS",
-    "SOURCES",
-    "TRACING",
+    "TRACED",
     "Plugin",
     "allowed",
     "checked",
     "discover",
     "error_of",
+    "install_of",
     "normalized",
     "own",
     "strict",
 ]
 
-BUILT_IN = {
-    "numpy": "dlx_numpy",
-    "torch": "dlx_torch",
-    "pytorch": "dlx_torch",
-    "jax": "dlx_jax",
-    "jaxlib": "dlx_jax",
-    "tvm_ffi": "dlx_tvm_ffi",
-    "pyarrow": "dlx_pyarrow",
-    "cupy": "dlx_cupy",
-    "tensorflow": "dlx_tensorflow",
-    "paddle": "dlx_paddle",
-    "mlx": "dlx_mlx",
-    "warp": "dlx_warp",
-    "onnxruntime": "dlx_onnxruntime",
-    "xarray": "dlx_xarray",
-    "pandas": "dlx_pandas",
-    "dask": "dlx_dask",
-    "ray": "dlx_ray",
+
+class Framework(NamedTuple):
+    """What dlx knows of a framework that it has an adapter for, before that is loaded."""
+
+    module: str
+    install: str
+    """What pip installs."""
+    names: tuple[str, ...] = ()
+    """Other names that users write, or root packages of its types."""
+    short: str = ""
+    """The name by which users import it; no target, but understood."""
+    is_target: bool = True
+    is_traced: bool = False
+    """Whether its compiler traces Python code; `dlx._engine.traced` is made for one."""
+
+
+FRAMEWORKS = {
+    "numpy": Framework("dlx_numpy", "numpy", short="np"),
+    "torch": Framework("dlx_torch", "torch", ("pytorch",), short="pt", is_traced=True),
+    "jax": Framework("dlx_jax", "jax", ("jaxlib",), short="jnp"),
+    "tvm_ffi": Framework("dlx_tvm_ffi", "apache-tvm-ffi"),
+    "pyarrow": Framework("dlx_pyarrow", "pyarrow", short="pa"),
+    "cupy": Framework("dlx_cupy", "cupy-cuda12x", short="cp"),
+    "tensorflow": Framework("dlx_tensorflow", "tensorflow", short="tf"),
+    "paddle": Framework("dlx_paddle", "paddlepaddle"),
+    "mlx": Framework("dlx_mlx", "'mlx[cpu]'", short="mx"),
+    "warp": Framework("dlx_warp", "warp-lang", short="wp"),
+    "onnxruntime": Framework("dlx_onnxruntime", "onnxruntime"),
+    "xarray": Framework("dlx_xarray", "xarray", is_target=False),
+    "pandas": Framework("dlx_pandas", "pandas", is_target=False),
+    "dask": Framework("dlx_dask", "'dask[array]'"),
+    "ray": Framework("dlx_ray", "ray", is_target=False),
 }
+"""Root package -> what dlx knows of it. pyproject.toml lists the modules, too."""
+
+BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
 """Root package, or another name for it -> module of ours."""
 
-SOURCES = frozenset({"pandas", "xarray", "ray"})
-"""Those that are no targets."""
-
-TRACING = ("torch", "pytorch")
-"""Names of the framework whose compiler traces Python code, its package first; `dlx._engine.traced` is made for it."""
+TRACED = tuple(name for root, row in FRAMEWORKS.items() if row.is_traced for name in (root, *row.names))
+"""Names of the framework whose compiler traces Python code, its package first."""
 
 OURS = "dlxarray"
 
@@ -110,6 +125,12 @@ def own(table: Mapping[str, str]) -> list[Plugin]:
         Plugin(module, load, OURS, [root for root in table if table[root] == module])
         for module, load in modules.items()
     ]
+
+
+def install_of(adapter: Adapter) -> str:
+    """Return the command that installs the framework of an adapter."""
+    row = FRAMEWORKS.get(adapter.package.partition(".")[0])
+    return adapter.install or f"pip install {adapter.package if row is None else row.install}"
 
 
 def discover() -> list[Plugin]:
@@ -156,7 +177,6 @@ def normalized(name: str) -> str:
 
 _TUPLES: dict[str, type] = {
     "types": str,
-    "switches": str,
     "namespaces": str,
     "containers": Container,
     "known_issues": KnownIssue,
@@ -166,16 +186,16 @@ _TUPLES: dict[str, type] = {
 _PARTS: dict[str, tuple[type, bool]] = {
     "dtypes": (DTypes, False),
     "devices": (Devices, False),
+    "arrays": (Arrays, False),
     "fast_path": (FastPath, True),
     "streams": (StreamSupport, True),
-    "ownership": (Ownership, True),
     "placement": (Placement, True),
     "writes": (WriteTracking, True),
     "gradients": (GradSupport, True),
 }
 """Fact -> its type, and whether it may be None."""
 
-_FAST_PATH: dict[str, type] = {"types": str, "confirmed": str, "owner_bounds": str, "switches": tuple, "guards": Guard}
+_FAST_PATH: dict[str, type] = {"types": str, "checked_dtypes": str, "conditions": tuple, "guards": Guard}
 
 
 def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
@@ -193,7 +213,6 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
             if isinstance(adapter, type):
                 shown, fix = f"the class {adapter.__name__}", f"Give an instance: {adapter.__name__}()."
             raise PluginError(f"its dlx_adapters gave {shown}", fix=fix)
-        _check_version(plugin, adapter)
         _check_facts(adapter)
         if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
@@ -209,17 +228,6 @@ def _named(name: str, adapter: Adapter) -> bool:
     """Return whether an adapter is found by the name of an entry point: its own, or a package of its types."""
     types = [*adapter.types, *(each for container in adapter.containers for each in container.types)]
     return any(f"{each}.".startswith(f"{name}.") for each in (adapter.name, adapter.package, *types))
-
-
-def _check_version(plugin: Plugin, adapter: Adapter) -> None:
-    spoken = adapter.api
-    if not isinstance(spoken, int) or not OLDEST_API <= spoken <= API:
-        known = str(API) if OLDEST_API == API else f"{OLDEST_API} to {API}"
-        older = isinstance(spoken, int) and spoken < OLDEST_API
-        raise PluginError(
-            f"adapter {getattr(adapter, 'name', '?')!r} speaks API {spoken}, this dlx speaks {known}",
-            fix=f"Update {plugin.distribution if older else OURS}.",
-        )
 
 
 def _check_facts(adapter: Adapter) -> None:
@@ -276,7 +284,7 @@ def error_of(plugin: Plugin) -> PluginError:
         said = f"is gone: its entry point names the module {module}, and there is none"
         fix = f"Install {OURS} again." if plugin.distribution == OURS else f"Uninstall or repair {plugin.distribution}."
     elif _is_of_dlx(cause):
-        said = f"was written for another dlx than this one ({__version__}, adapter API {API}): {message_of(cause)}"
+        said = f"was written for another dlx than this one ({__version__}): {message_of(cause)}"
         fix = f"Update {OURS} or {plugin.distribution}."
     else:
         said = f"is broken: {' '.join(exception_text(cause, 240).split())}"

@@ -21,7 +21,7 @@ from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, normalized, strict
+from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalized, strict
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.display import Shown, columns, table
 from dlx._support.keywords import UNCHANGED
@@ -29,21 +29,12 @@ from dlx._support.locks import lock_of
 from dlx._support.module import set_module
 from dlx._support.reflect import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
 from dlx._support.text import one_line
-from dlx.adapter.base import Adapter, Container, look_up
+from dlx.adapter.base import Adapter, Container, classes_of, look_up, version_of
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
 __all__ = ["HELD", "Adapters", "Registry", "adapters", "registry"]
 
-_SHORT = {
-    "np": "numpy",
-    "jnp": "jax",
-    "cp": "cupy",
-    "pa": "pyarrow",
-    "pt": "torch",
-    "tf": "tensorflow",
-    "mx": "mlx",
-    "wp": "warp",
-}
+_SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 HELD = "Convert an array that it holds."
 """What to do about an object that is no array."""
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
@@ -250,7 +241,7 @@ class Registry:
 
     def _classes(self, adapter: Adapter) -> tuple[type, ...]:
         try:
-            return adapter.classes()
+            return classes_of(adapter)
         except MemoryError:
             raise
         except Exception as error:  # a package that fails to look one of its own names up has no such type
@@ -285,7 +276,7 @@ class Registry:
             target, module = known
             source = target.source
             if sys.modules.get(source.package) is module:  # else it is imported anew
-                current = target if not source.switches or target.unswitched() else self.ready(source, kind)
+                current = target if not source.dtypes.switches or target.unswitched() else self.ready(source, kind)
                 if current is not None:
                     return current
         target = self._by_name(to) if kind is None else self._by_type(kind)
@@ -298,8 +289,11 @@ class Registry:
         adapter = self._find(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
-            if target is not None and kind in self._classes(target.adapter):
+            if target is not None and kind in self._classes(target.adapter)[:1]:  # what `load` makes
                 return target
+            if kind in self._classes(adapter):
+                fix = f"Say to={self._name_of(adapter)!r}."
+                raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
         fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
@@ -356,7 +350,6 @@ class Registry:
             switches = switches_of(adapter)
             key = adapter, kind, switches
             if key not in self._ready:
-                adapter.initialize()
                 made = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has switched meanwhile
                     return made
@@ -392,7 +385,8 @@ class Registry:
 
     def _names(self) -> list[str]:
         self._loader.scan()
-        return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - SOURCES)
+        sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
+        return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
 
 
 def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
@@ -424,13 +418,13 @@ def _import(adapter: Adapter) -> None:
     found = look_up(adapter.package)
     if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
         return  # else another thread is importing it, and is waited for
-    modules.import_framework(adapter.package, adapter.name, adapter.install or f"pip install {adapter.package}")
+    modules.import_framework(adapter.package, adapter.name, install_of(adapter))
 
 
 registry = Registry()
 """The registry of this process."""
 
-native.set_stream_keeper(registry.stream_keeper)
+native.register(stream_keeper=registry.stream_keeper)
 
 
 @set_module("dlx")
@@ -476,7 +470,7 @@ def _version(adapter: Adapter) -> str:
     if sys.modules.get(adapter.package) is None:
         return "(not imported)"
     try:
-        return adapter.version()
+        return version_of(adapter)
     except MemoryError:
         raise
     except Exception:  # of an adapter that is not dlx's

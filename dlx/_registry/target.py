@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -49,17 +50,18 @@ class Target:
         "storage",
         "switches",
         "varies",
+        "word",
     )
 
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage
-        self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
+        self.word = word_of(adapter)
+        self.arrays = f"{self.name} {self.word}s"  # what to call several of its arrays
         self._struct = as_struct(capabilities)
         self.address = int(ffi.cast("uintptr_t", self._struct))
-        # Whether the tensor decides which array type is made: then the fast path serves `FastPath.takes` only.
-        one_type = adapter.fast_path is not None and adapter.fast_path.one_type
-        self.varies = kind is None and not one_type and type(adapter).variant is not Adapter.variant
+        # Whether the tensor decides which array type is made: then the fast path serves `FastPath.imports` only.
+        self.varies = kind is None and type(adapter).variant is not Adapter.variant
         self._variants: dict[Adapter, Target] = {}
         self._places = tuple(switch_places(source))  # what `capabilities` depend on
         self.switches: tuple[Any, ...] | None = None  # its values; None where they changed meanwhile
@@ -101,9 +103,9 @@ class Target:
     def fast_path_struct(self) -> Any:
         """Return the C struct of what the fast path may hand over, or None; its caller keeps it alive."""
         path = self.adapter.fast_path
-        stated = path.takes if path is not None else None
-        if stated is None and not self.varies:
-            stated = self.capabilities
+        stated = path.imports if path is not None else None
+        if not isinstance(stated, Capabilities):
+            stated = None if self.varies else self.capabilities
         if stated is None or self.capabilities.home is not None:
             return None
         known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
@@ -111,6 +113,12 @@ class Target:
         if not isinstance(copies, bool):
             known -= copies.keys()
         return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
+
+
+def word_of(adapter: Adapter) -> str:
+    """Return what messages call one array of a framework: "tensor" of ``torch.Tensor``, else "array"."""
+    words = re.findall("[A-Z][a-z]+", adapter.types[0].rpartition(".")[2]) if adapter.types else []
+    return words[-1].lower() if words and adapter.package != "dlx" else "array"
 
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:
@@ -137,7 +145,7 @@ def is_committed(source: Adapter, obj: Any) -> bool:
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:
     """Give (object, attribute) for everything that the capabilities of an adapter depend on."""
-    for name in adapter.switches:
+    for name in adapter.dtypes.switches:
         owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
         yield look_up(owner), attribute
 
@@ -159,10 +167,10 @@ def as_struct(stated: Capabilities) -> Any:
     )
     struct.layouts = stated.layouts
     struct.min_alignment = stated.min_alignment
-    struct.min_ndim, struct.max_ndim = stated.min_ndim, stated.max_ndim
+    struct.min_ndim, struct.max_ndim = stated.ndims
     struct.keeps_readonly = stated.keeps_readonly or stated.copies is True
     struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
-    struct.takes_null = stated.null_data
+    struct.takes_null = stated.empty_extents != "addressed"
     struct.empty_extents = EXTENTS[stated.empty_extents]
     struct.n_dtypes = -1
     if stated.dtypes is not None:

@@ -14,7 +14,7 @@ import functools
 import os
 import secrets
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from dlx._core import cuda, native
@@ -26,7 +26,7 @@ from dlx._sharing.segment import Descriptor, Segment, advise
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
-__all__ = ["Attached", "Events", "Export", "Memory", "Part", "empty", "exports", "found", "opened", "placed", "waited"]
+__all__ = ["Attached", "Events", "Export", "Memory", "empty", "exports", "found", "opened", "placed", "waited"]
 
 NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DESCRIPTOR
 
@@ -66,14 +66,6 @@ class Memory:
             self.descriptor = Descriptor(fd[0]) if self.kind == DESCRIPTOR else None
             self.key = bytes(handle).hex() if self.kind == HANDLE else secrets.token_hex(16)
         return [self.kind, _uuid(self.device), self.size, self.key, self.descriptor.number if self.descriptor else -1]
-
-
-class Part(NamedTuple):
-    """Where a tensor is: the number of an allocation, the offset of its first element there, strides or its own."""
-
-    memory: int
-    offset: int
-    strides: tuple[int, ...] | None
 
 
 _opened: WeakValueDictionary[str, Memory] = WeakValueDictionary()  # by key: of other processes

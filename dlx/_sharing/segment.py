@@ -24,7 +24,7 @@ from dlx._support.reflect import safe_repr
 from dlx._support.text import amount
 from dlx.errors import HandleError
 
-__all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "advise", "new_segment", "opened", "placed"]
+__all__ = ["HEADER", "Descriptor", "Mapping", "Segment", "advise", "new_segment", "opened", "placed"]
 
 HEADER = 256  # bytes; what follows is aligned as they are
 VERSION = 2
@@ -178,21 +178,12 @@ def has_huge_pages(size: int) -> bool:
     return sum(int(count) << 21 + i for line in lines for i, count in enumerate(line.split()[4 + 9 :])) >= 2 * size
 
 
-class Place:
-    """Where in a segment some memory of this process lies."""
-
-    __slots__ = ("mapping", "offset")
-
-    def __init__(self, mapping: Mapping, offset: int) -> None:
-        self.mapping, self.offset = mapping, offset
-
-
 _held: WeakValueDictionary[str, Segment] = WeakValueDictionary()  # by token
 _mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address; none that is private
 
 
-def placed(extents: list[tuple[int, int, bool]]) -> list[Place | None]:
-    """Return where ranges of addresses (first, end, ...) lie in segments of this process; None for other memory.
+def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
+    """Return the segment of this process, and the offset in it, of ranges of addresses; None for other memory.
 
     Pages that are private to this process are other memory: nobody else sees what is written there.
     """
@@ -201,12 +192,12 @@ def placed(extents: list[tuple[int, int, bool]]) -> list[Place | None]:
     if not mappings:
         return [None] * len(extents)
     starts = [address for address, _ in mappings]
-    found: list[Place | None] = []
+    found: list[tuple[Segment, int] | None] = []
     for low, high, _ in extents:
         i = bisect_right(starts, low) - 1
         address, mapping = mappings[max(i, 0)]
         inside = i >= 0 and low < high <= address + mapping.segment.size
-        found.append(Place(mapping, low - address) if inside else None)
+        found.append((mapping.segment, low - address) if inside else None)
     return found
 
 

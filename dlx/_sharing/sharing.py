@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._core import native
 from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
-from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
+from dlx._core.native import Tensor
+from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, Device, row_major
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request
-from dlx._engine.request import array_of
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
-from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
-from dlx._registry.lookup import container_of
+from dlx._registry.lookup import array_of, container_of
 from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
@@ -40,12 +40,28 @@ from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
 if TYPE_CHECKING:
-    from dlx._sharing.device import Export, Memory, Part
+    from dlx._sharing.device import Export, Memory
 
 __all__ = ["attach_tree", "share_tree", "shared_empty"]
 
 
 _BYTE = (lib.kDLUInt, 8, 1)
+
+
+class _Item:
+    """An array that is shared, its range of addresses, and its place in the memory of its group."""
+
+    __slots__ = ("extent", "index", "offset", "strides", "tensor")
+
+    def __init__(self, index: int, tensor: Tensor, extent: tuple[int, int, bool]) -> None:
+        self.index, self.tensor = index, tensor  # the number of the array in the tree
+        self.extent = extent  # its first byte, its end, whether its elements lie without gaps
+        self.offset = 0  # of its first element
+        self.strides: tuple[int, ...] | None = None  # None: its own
+
+    def move(self, start: int) -> None:
+        """Place it where the byte at the address `start` becomes the first one."""
+        self.offset = self.tensor.data_ptr - start
 
 
 class _Block(NamedTuple):
@@ -64,15 +80,18 @@ class _Block(NamedTuple):
         return native.tensor_new(address, (size,), None, _BYTE, device, READ_ONLY, self.keep)
 
 
+_Fail = Callable[[DlxError, _Item], None]
+
+
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *, is_copied: bool = True) -> Handle:
+def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
     """Put an array, or every array of a tree, into shared memory; what lies there already stays where it is.
 
     Parameters
     ----------
-    obj, request, fast_path
+    obj, request
         As in `Batch`.
     is_copied
         False: the arrays only say what is made: the same, of zeros, all of it new.
@@ -92,62 +111,90 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
         tree = Tree(obj, handler, failures)
         objs, sources, path = tree.arrays, tree.sources, tree.path
 
-    def where(number: int) -> tuple[Any, ...]:
-        return () if path is None else path(number)
+    def fail(error: DlxError, item: _Item) -> None:
+        failures.add(error, () if path is None else path(item.index))
 
-    batch = Batch(request, objs, sources, path, failures, fast_path, TENSOR.name)
-    tensors = batch.tensors()  # None where that failed
-    readable = []
-    for i, tensor in enumerate(tensors):
-        try:
-            if tensor is not None:
-                _check(tensor, is_copied=is_copied)
-                readable.append(i)
-        except DlxError as error:
-            failures.add(error, where(i))
-    extents = dict(zip(readable, native.tensors_extents([tensors[i] for i in readable]), strict=True))
-    local = [i for i in readable if tensors[i].is_host]
-    found = placed([extents[i] for i in local]) if is_copied else [None] * len(local)
-    places = {i: place for i, place in zip(local, found, strict=True) if place is not None}
-    fresh = [i for i in local if i not in places]
-    blocks, copied, room = _blocks(tensors, extents, fresh, where, failures)
-    remote = [i for i in readable if not tensors[i].is_host]
-    export: Export | None = None
-    parts_of: dict[int, Part] = {}
-    if remote:
-        export, parts_of = _exported(tensors, extents, remote, batch, where, failures)
-    segments = {place.mapping.segment.token: place.mapping.segment for place in places.values()}
-    # Arrays are numbered by segment: those that are copied into the new one first; those on devices come last.
-    groups = [fresh]
-    groups += [[i for i, place in places.items() if place.mapping.segment.token == token] for token in segments]
-    memories = [] if export is None else export.memories
-    groups += [[i for i in remote if i in parts_of and parts_of[i].memory == n] for n in range(len(memories))]
+    batch = Batch(request, objs, sources, path, failures, TENSOR.name)
+    layout = _place(_items(batch.tensors(), is_copied, fail), batch, is_copied, fail)
     number = [0] * len(objs)
-    for n, i in enumerate(i for group in groups for i in group):
-        number[i] = n
+    for n, item in enumerate(itertools.chain(*layout.groups)):
+        number[item.index] = n
     nodes, names = ([-1, []], b"") if tree is None else encoded(tree, number, failures.add)
     failures.raise_first()
-    at = {i: (offset, strides) for i, (offset, strides) in copied.items()}
-    at |= {i: (place.offset + tensors[i].data_ptr - extents[i][0], None) for i, place in places.items()}
-    at |= {i: (part.offset, part.strides) for i, part in parts_of.items()}
+    return _write(layout, nodes, names, is_copied)
+
+
+class _Layout(NamedTuple):
+    """Where all arrays of a tree go."""
+
+    groups: list[list[_Item]]  # of the new segment, of each of `segments`, of each memory of `export`
+    blocks: _Blocks  # of the new segment
+    segments: list[Segment]  # that hold arrays already
+    export: Export | None  # the memory of devices
+
+
+def _items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fail) -> list[_Item]:
+    """Return the arrays that can be shared."""
+    items = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None:  # it failed
+            continue
+        item = _Item(i, tensor, (0, 0, True))
+        try:
+            _check(tensor, is_copied=is_copied)
+            items.append(item)
+        except DlxError as error:
+            fail(error, item)
+    for item, extent in zip(items, native.tensors_extents([item.tensor for item in items]), strict=True):
+        item.extent = extent
+    return items
+
+
+def _place(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _Layout:
+    """Place each array: where it lies already, else in the new segment, or in memory of its device."""
+    local = [item for item in items if item.tensor.is_host]
+    remote = [item for item in items if not item.tensor.is_host]
+    fresh: list[_Item] = []
+    segments: dict[str, Segment] = {}
+    held: dict[str, list[_Item]] = {}
+    places = placed([item.extent for item in local]) if is_copied else [None] * len(local)
+    for item, place in zip(local, places, strict=True):
+        if place is None:
+            fresh.append(item)
+            continue
+        segment, offset = place
+        item.move(item.extent[0] - offset)
+        segments[segment.token] = segment
+        held.setdefault(segment.token, []).append(item)
+    blocks = _lay_out(fresh, fail)
+    export, of_devices = _export(remote, batch, fail) if remote else (None, [])
+    return _Layout([fresh, *held.values(), *of_devices], blocks, [*segments.values()], export)
+
+
+def _write(layout: _Layout, nodes: list[Any], names: bytes, is_copied: bool) -> Handle:
+    """Make the segment of a layout: its description, and the arrays that are copied."""
     numbers = [
-        native.tensors_numbers([tensors[i] for i in group], [at[i][0] for i in group], [at[i][1] for i in group])
-        for group in groups
+        native.tensors_numbers(
+            [item.tensor for item in group], [item.offset for item in group], [item.strides for item in group]
+        )
+        for group in layout.groups
     ]
-    said = {
+    export = layout.export
+    described = {
         "tree": nodes,
-        "segments": [[each.fd, each.inode, each.size, each.token] for each in segments.values()],
+        "segments": [[each.fd, each.inode, each.size, each.token] for each in layout.segments],
         "numbers": [len(each) for each in numbers],
     }
     if export is not None:
-        said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
-    text = json.dumps(said, separators=(",", ":")).encode()
-    segment = new_segment(room, b"".join(numbers), text, names)
+        described["memories"] = [each.written() for each in export.memories]
+        described["events"] = export.events.written()
+    text = json.dumps(described, separators=(",", ":")).encode()
+    segment = new_segment(layout.blocks.room, b"".join(numbers), text, names)
     if is_copied:
-        _fill(segment, blocks)
+        _fill(segment, layout.blocks.blocks)
     if export is not None:
         export.bind(segment)
-    return handle_of(segment, tuple(segments.values()), export)
+    return handle_of(segment, tuple(layout.segments), export)
 
 
 class _Listed(Failures):
@@ -158,73 +205,60 @@ class _Listed(Failures):
 
     def raise_first(self) -> None:
         """Raise the first error, if there is one, with notes that say what else cannot be shared, and where."""
-        if not self.errors:
-            return
-        first, *others = self.errors
+        if self.errors:
+            raise self._noted()  # no local variable: it would keep the error by its own traceback
+
+    def _noted(self) -> DlxError:
+        (first, *others), self.errors = self.errors, []
         for other in others[:MAX_NOTES]:
             first.add_note(f"Neither can this: {other}")
         if len(others) > MAX_NOTES:
             first.add_note(f"Nor can {len(others) - MAX_NOTES} more.")
-        self.errors = []
-        try:
-            raise first
-        finally:
-            del first, others  # this frame is in its traceback, and would keep it, and all that it holds, alive
+        return first
 
 
-def _exported(
-    tensors: list[Tensor],
-    extents: dict[int, tuple[int, int, bool]],
-    remote: list[int],
-    batch: Batch,
-    where: Callable[[int], tuple[Any, ...]],
-    failures: Failures,
-) -> tuple[Export, dict[int, Part]]:
-    """Lay out what is in device memory: allocations that others can open, which what is in none of them is copied to.
+def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, list[list[_Item]]]:
+    """Place what is in device memory: in allocations that others can open; other memory is copied to new ones.
 
-    `remote` are the numbers of the arrays; what fails is added to `failures`.
+    The arrays of each allocation are returned beside them.
     """
     from dlx._sharing import device as devices  # needed by few programs
 
-    memories: list[Memory] = []
-    parts: dict[int, Part] = {}
-    loose: dict[Device, list[int]] = {}
+    groups: dict[Memory, list[_Item]] = {}
+    known: dict[tuple[Device, int], Memory] = {}
+    loose: dict[Device, list[_Item]] = {}
     events = devices.Events()
     devices.collect()
-    for i in remote:
-        tensor = tensors[i]
-        low, high, _ = extents[i]
+    for item in remote:
+        device, (low, high, _) = item.tensor.device, item.extent
         try:
-            events.after(tensor.device, batch.readiness(i))
-            memory = devices.found(tensor.device, low, high) if low < high else None
+            events.after(device, batch.readiness(item.index))
+            memory = devices.found(device, low, high) if low < high else None
         except DlxError as error:
-            failures.add(_unshared(error, tensor), where(i))
+            fail(_unshared(error, item.tensor), item)
             continue
         if memory is None:
-            loose.setdefault(tensor.device, []).append(i)
+            loose.setdefault(device, []).append(item)
             continue
-        known = [n for n, each in enumerate(memories) if (each.device, each.address) == (memory.device, memory.address)]
-        if not known:
-            memories.append(memory)
-        at = known[0] if known else len(memories) - 1
-        parts[i] = devices.Part(at, tensor.data_ptr - memory.address, None)
+        memory = known.setdefault((device, memory.address), memory)
+        item.move(memory.address)
+        groups.setdefault(memory, []).append(item)
     for device, waiting in loose.items():
         try:
-            blocks, copied, room = _blocks(tensors, extents, waiting, where, failures)
-            memory = devices.empty(device, room)
+            blocks = _lay_out(waiting, fail)
+            memory = devices.empty(device, blocks.room)
             stream = events.after(device, None).handle
-            for block in blocks:
+            for block in blocks.blocks:
                 source = block.tensor(device)
                 flags, place = source.flags & SUBBYTE_PADDED, memory.address + block.offset
                 target = native.tensor_new(place, source.shape, None, source.dtype, device, flags, memory)
                 check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
         except DlxError as error:
-            failures.add(_unshared(error, tensors[waiting[0]]), where(waiting[0]))
+            fail(_unshared(error, waiting[0].tensor), waiting[0])
             continue
-        memories.append(memory)
-        parts |= {i: devices.Part(len(memories) - 1, *copied[i]) for i in waiting if i in copied}
-    held = [tensors[i] for i in remote if i in parts and parts[i].strides is None]
-    return devices.Export(memories, held, events), parts
+        groups[memory] = waiting
+    held = [item.tensor for group in groups.values() for item in group if item.strides is None]
+    return devices.Export([*groups], held, events), [*groups.values()]
 
 
 def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
@@ -286,104 +320,101 @@ def _check(tensor: Tensor, *, is_copied: bool) -> None:
         raise DTypeError("its elements are handles, which mean nothing in another process")
 
 
-def _blocks(
-    tensors: list[Tensor],
-    extents: dict[int, tuple[int, int, bool]],
-    waiting: list[int],
-    where: Callable[[int], tuple[Any, ...]],
-    failures: Failures,
-) -> tuple[list[_Block], dict[int, tuple[int, Any]], int]:
-    """Lay out what has to be copied.
+class _Blocks:
+    """What is copied, and the bytes that it takes."""
 
-    Parameters
-    ----------
-    tensors, extents
-        The arrays, and their addresses.
-    waiting
-        The numbers of those that are copied; all are on one device.
-    where
-        ``where(i)`` is the path of an array, for errors.
-    failures
-        Gets a LayoutError for each array whose elements, packed below one byte, would have to be copied one by one.
+    __slots__ = ("blocks", "room")
 
-    Returns
-    -------
-    blocks
-        What is copied, once each.
-    copied
-        {number of an array: (offset of its first element, its strides, None for its own)}.
-    room
-        Bytes in all.
-    """
-    blocks: list[_Block] = []
-    copied: dict[int, tuple[int, Any]] = {i: (0, None) for i in waiting if extents[i][0] == extents[i][1]}
-    room = 0
+    def __init__(self) -> None:
+        self.blocks: list[_Block] = []
+        self.room = 0
 
-    def add(keep: Any, size: int, address: int | None, remainder: int = 0) -> int:
-        nonlocal room
-        offset = room + remainder
-        blocks.append(_Block(offset, keep, None if address is None else (address, size)))
-        room += -(-(remainder + size) // HEADER) * HEADER
+    def add(self, keep: Any, size: int, address: int | None, remainder: int = 0) -> int:
+        """Add memory, all of it from an address on, or a tensor without one; return where it goes."""
+        offset = self.room + remainder
+        self.blocks.append(_Block(offset, keep, None if address is None else (address, size)))
+        self.room += -(-(remainder + size) // HEADER) * HEADER
         return offset
 
-    order = sorted((i for i in waiting if i not in copied), key=extents.__getitem__)
-    for group in _overlapping(order, extents):
-        if len(group) == 1:
-            (i,) = group
-            low, high, is_dense = extents[i]
-            if is_dense and tensors[i].data_ptr == low:  # as nearly all are
-                copied[i] = add(tensors[i], high - low, low), None
-                continue
-        # Bytes that no array of the group has elements in are not copied: they are nobody's, or another's.
-        runs: list[tuple[int, int]] = []
-        for i in group:
-            low, high, is_dense = extents[i]
-            if not is_dense:
-                continue
-            if runs and low <= runs[-1][1]:
-                runs[-1] = runs[-1][0], max(high, runs[-1][1])
-            else:
-                runs.append((low, high))
-        apart = []
-        inside: dict[tuple[int, int], list[int]] = {}
-        for i in group:
-            run = runs[max(bisect_right(runs, extents[i][0], key=itemgetter(0)) - 1, 0)] if runs else (0, 0)
-            if run[0] <= extents[i][0] and extents[i][1] <= run[1]:
-                inside.setdefault(run, []).append(i)
-            else:
-                apart.append(i)
-        for (low, high), members in inside.items():
-            kept = [tensors[i] for i in members]
-            # The first byte lies where all others are, at a multiple of HEADER, unless that unaligns a member.
-            offset = add(kept, high - low, low, low % max(map(_alignment, kept)))
-            copied |= {i: (offset + tensors[i].data_ptr - low, None) for i in members}
-        known: dict[Any, int] = {}
-        for i in apart:
-            tensor = tensors[i]
-            key = tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype
-            if key not in known:
-                if tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
-                    reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
-                    failures.add(LayoutError(reason, source=repr(tensor)), where(i))
-                    continue
-                known[key] = add(tensor, tensor.nbytes, None)
-            copied[i] = known[key], _compact(tensor.shape)
-    return blocks, copied, room
+
+def _lay_out(items: list[_Item], fail: _Fail) -> _Blocks:
+    """Place arrays of one device in new memory, and return what has to be copied to it.
+
+    A LayoutError is given to `fail` for each array whose elements, packed below one byte, would have to be copied one
+    by one.
+    """
+    blocks = _Blocks()
+    order = sorted((item for item in items if item.extent[0] < item.extent[1]), key=attrgetter("extent"))
+    for group in _overlapping(order):
+        (low, high, is_dense), first = group[0].extent, group[0].tensor
+        if len(group) == 1 and is_dense and first.data_ptr == low:  # as nearly all are
+            group[0].offset = blocks.add(first, high - low, low)
+            continue
+        apart = _copy_runs(group, _merge_runs(group), blocks)
+        _copy_separately(apart, blocks, fail)
+    return blocks
 
 
-def _overlapping(order: list[int], extents: dict[int, tuple[int, int, bool]]) -> Iterator[list[int]]:
+def _overlapping(order: list[_Item]) -> Iterator[list[_Item]]:
     """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address, and none is empty."""
-    group: list[int] = []
+    group: list[_Item] = []
     end = 0
-    for i in order:
-        low, high, _ = extents[i]
+    for item in order:
+        low, high, _ = item.extent
         if group and low >= end:
             yield group
             group = []
         end = max(end, high) if group else high
-        group.append(i)
+        group.append(item)
     if group:
         yield group
+
+
+def _merge_runs(group: list[_Item]) -> list[tuple[int, int]]:
+    """Return the ranges of addresses that arrays without gaps fill: other bytes are not copied."""
+    runs: list[tuple[int, int]] = []
+    for item in group:
+        low, high, is_dense = item.extent
+        if is_dense and runs and low <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(high, runs[-1][1])
+        elif is_dense:
+            runs.append((low, high))
+    return runs
+
+
+def _copy_runs(group: list[_Item], runs: list[tuple[int, int]], blocks: _Blocks) -> list[_Item]:
+    """Place arrays that lie in one run; return those that lie in none."""
+    apart = []
+    inside: dict[tuple[int, int], list[_Item]] = {}
+    for item in group:
+        low, high, _ = item.extent
+        run = runs[max(bisect_right(runs, low, key=itemgetter(0)) - 1, 0)] if runs else (0, 0)
+        if run[0] <= low and high <= run[1]:
+            inside.setdefault(run, []).append(item)
+        else:
+            apart.append(item)
+    for (low, high), members in inside.items():
+        kept = [item.tensor for item in members]
+        # The first byte lies where all others are, at a multiple of HEADER, unless that unaligns a member.
+        offset = blocks.add(kept, high - low, low, low % max(map(_alignment, kept)))
+        for item in members:
+            item.move(low - offset)
+    return apart
+
+
+def _copy_separately(items: list[_Item], blocks: _Blocks, fail: _Fail) -> None:
+    """Place arrays with gaps as compact copies; arrays of the same elements share one."""
+    known: dict[Any, int] = {}
+    for item in items:
+        tensor = item.tensor
+        key = tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype
+        if key not in known:
+            if tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
+                reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
+                fail(LayoutError(reason, source=repr(tensor)), item)
+                continue
+            known[key] = blocks.add(tensor, tensor.nbytes, None)
+        item.offset, item.strides = known[key], row_major(tensor.shape)
 
 
 def _alignment(tensor: Tensor) -> int:
@@ -391,14 +422,6 @@ def _alignment(tensor: Tensor) -> int:
     item = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
     bits = tensor.data_ptr | item | HEADER
     return bits & -bits
-
-
-def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 # ---- attach ----------------------------------------------------------------------------------------------------------
@@ -409,7 +432,7 @@ def attach_tree(
     mode: str,
     given: int | Sequence[int] | None = None,
     converted: Callable[[Any], Any] | None = None,
-    direct: tuple[FastPathFunction, Any] | None = None,
+    to: Any = None,
 ) -> Any:
     """Return the tree that a handle stands for, of tensors over the shared memory.
 
@@ -423,8 +446,8 @@ def attach_tree(
         Descriptors that were received, or one.
     converted
         Converts tensors, or a container of them; None where tensors are wanted.
-    direct
-        The fast path, and the target, where that does the same for a tensor: it then makes no tensor first.
+    to
+        The target, if the fast path does the same for a tensor: it then makes no tensor first.
 
     Raises
     ------
@@ -445,33 +468,17 @@ def attach_tree(
         raise HandleError("its segment has no description of arrays")
     said = parsed(text)
     try:
-        counts, listed = said["numbers"], said["segments"]
-        segments = [segment]
-        for fd, inode, size, token in listed:
-            if (type(fd), type(inode), type(size), type(token)) != (int, int, int, str):
-                raise HandleError("its description names no segment")
-            segments.append(opened(handle["pid"], fd, token, inode, size, None, access))
-        memories = said.get("memories", [])
+        segments = [segment, *_open_segments(said["segments"], handle["pid"], access)]
+        counts, memories = said["numbers"], said.get("memories", [])
         if len(counts) != len(segments) + len(memories) or {*map(type, counts)} != {int} or min(counts) < 0:
             raise HandleError("its description contradicts itself")
         if sum(counts) != len(numbers):
             raise HandleError("its description has more numbers, or fewer, than it says")
         whole = said.get("tree")
         in_sets = converted is not None and has_sets(whole)
-        tensors: list[Any] = []  # or arrays of the target
-        are_converted = True
-        flags = 0 if mode == "write" else READ_ONLY
-        at, start = 0, segment.start  # what lies in the others is counted from their first byte
-        for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
-            if count:
-                mapping = each.mapping(mode)
-                part = mapping.address + start, each.size - start, numbers[at : at + count], flags, mapping
-                made = native.arrays_within(*part, *direct) if direct and not in_sets else None
-                are_converted = are_converted and made is not None
-                tensors += native.tensors_within(*part) if made is None else made
-            at, start = at + count, 0
+        tensors, are_converted = _tensors(segments, counts, numbers, mode, None if in_sets else to)
         if memories:
-            are_converted = False
+            at, flags = sum(counts[: len(segments)]), 0 if mode == "write" else READ_ONLY
             if mode == "private":
                 raise DeviceError(
                     "device memory has no pages that are private to who attaches",
@@ -483,7 +490,7 @@ def attach_tree(
     except (DlxError, TypeError, ValueError, LookupError) as error:
         said_too = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
-    if converted is None or are_converted:
+    if converted is None or (are_converted and not memories):
         return decoded(whole, names, tensors)
     if not in_sets:  # containers are made once, of what is converted
         try:
@@ -493,6 +500,33 @@ def attach_tree(
         except DlxError:
             pass  # it is raised with a path below
     return converted(decoded(whole, names, tensors))
+
+
+def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:
+    """Open the segments that a description lists."""
+    for fd, inode, size, token in listed:
+        if (type(fd), type(inode), type(size), type(token)) != (int, int, int, str):
+            raise HandleError("its description names no segment")
+        yield opened(pid, fd, token, inode, size, None, access)
+
+
+def _tensors(
+    segments: list[Segment], counts: list[int], numbers: memoryview, mode: str, to: Any
+) -> tuple[list[Any], bool]:
+    """Return the tensors in segments, or arrays of a target if the fast path makes them, and whether all are such."""
+    found: list[Any] = []
+    are_converted = True
+    flags = 0 if mode == "write" else READ_ONLY
+    at, start = 0, segments[0].start  # what lies in the others is counted from their first byte
+    for segment, count in zip(segments, counts, strict=False):  # the rest of them are of memories
+        if count:
+            mapping = segment.mapping(mode)
+            part = mapping.address + start, segment.size - start, numbers[at : at + count], flags, mapping
+            made = None if to is None else native.arrays_within(*part, FAST_PATH, to)
+            are_converted = are_converted and made is not None
+            found += native.tensors_within(*part) if made is None else made
+        at, start = at + count, 0
+    return found, are_converted
 
 
 def _on_devices(
@@ -539,7 +573,7 @@ def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
 
         memory = empty(device, like.nbytes)
         return native.tensor_new(memory.address if like.nbytes else 0, shape, None, dtype, device, 0, memory)
-    if device != Device("cpu"):
+    if device != HOST:
         raise DeviceError(f"memory of the host and of CUDA devices can be shared, asked for {device}")
     segment = new_segment(max(like.nbytes, 1))
     mapping = segment.mapping("write")

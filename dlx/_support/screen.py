@@ -1,4 +1,4 @@
-"""What a user sees: tables drawn by rich on a terminal, plain aligned text in a pipe, JSON where asked for.
+"""Print a command's result: tables that fit the terminal, plain aligned text in a pipe, or JSON.
 
 Text that comes from files is never taken for markup, nor for control characters.
 """
@@ -6,6 +6,7 @@ Text that comes from files is never taken for markup, nor for control characters
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any, TextIO, TypeVar
 from unicodedata import combining, east_asian_width
 
 from dlx._support.reflect import message_of
-from dlx._support.stdout import complain, head
+from dlx._support.stdout import complain, has_colors, head
 from dlx._support.text import one_line
 
 __all__ = ["OUTCOMES", "SHORT", "Cell", "Screen", "failure"]
@@ -29,53 +30,44 @@ T = TypeVar("T")
 Cell = str | tuple[str, str]
 """Text, or text with one of the styles below."""
 
-_STYLES = {  # ANSI names, which a terminal draws readable on its own ground, dark or light
-    "good": "green",
-    "warn": "yellow",
-    "bad": "red",
-    "quiet": "dim",
-    "name": "bold",
-    "": "",
-}
+_Span = tuple[str, str]  # text on one line, and its style
+
+_STYLES = {"good": 32, "warn": 33, "bad": 31, "quiet": 2, "name": 1}  # of ANSI: readable on dark and light ground
 OUTCOMES = {"same": "good", "shared": "good", "viewed": "good", "copied": "warn", "refused": "bad", "unknown": "quiet"}
 
 
 class Screen:
     """One command's output, on stdout if no file is named; under `as_json` only `document` prints.
 
-    `console` is a rich console to draw on, for pictures of the screen.
+    `width` draws as on a terminal of so many columns; without it, only if the output is a terminal.
     """
 
-    def __init__(self, command: str, *, as_json: bool = False, file: TextIO | None = None, console: Any = None) -> None:
+    def __init__(
+        self, command: str, *, as_json: bool = False, file: TextIO | None = None, width: int | None = None
+    ) -> None:
         self.command = command
         self.as_json = as_json
         self._file = file or sys.stdout
         if file is None and hasattr(self._file, "reconfigure"):
             self._file.reconfigure(errors="backslashreplace")  # a C locale cannot say everything
-        self._console = console if console is not None else self._terminal()
-
-    def _terminal(self) -> Any:
-        if self.as_json or not (self._file.isatty() or os.environ.get("FORCE_COLOR")):
-            return None
-        from rich.console import Console
-
-        console = Console(file=self._file, width=self._columns(), highlight=False, markup=False, emoji=False)
-        console.on_broken_pipe = _raise  # type: ignore[method-assign]  # coloured output in a pipe: see `main`
-        return console
+        self._width = width or self._columns()
+        self._is_colored = self._width is not None and has_colors(is_terminal=True)
 
     def _columns(self) -> int | None:
-        """Return how wide the terminal is that is written to: rich asks descriptors 0 to 2, which may be others."""
-        if os.environ.get("COLUMNS", "").isdecimal():
-            return None  # as the user says, and rich knows
-        try:
-            return os.get_terminal_size(self._file.fileno()).columns or None
-        except (AttributeError, OSError, ValueError):
+        """Return how wide the terminal is, None for a pipe."""
+        if not (self._file.isatty() or os.environ.get("FORCE_COLOR")):
             return None
+        if os.environ.get("COLUMNS", "").isdecimal():
+            return int(os.environ["COLUMNS"]) or None
+        try:
+            return os.get_terminal_size(self._file.fileno()).columns or 80
+        except (AttributeError, OSError, ValueError):
+            return 80
 
     @property
     def plain(self) -> bool:
-        """Whether rich does not draw."""
-        return self._console is None
+        """Whether it is for a pipe: no colours, nothing wrapped."""
+        return self._width is None
 
     def document(self, data: dict[str, Any], errors: Sequence[Exception] = ()) -> None:
         """Print the command's result as JSON, if that was asked for; errors are printed on stderr, in any case."""
@@ -89,99 +81,90 @@ class Screen:
 
     def line(self, *cells: Cell) -> None:
         """Print one line of text."""
-        if self.as_json:
-            return
-        if self._console is None:
-            self._print("".join(_text(cell) for cell in cells))
-        else:
-            self._console.print(_rich(cells), soft_wrap=False)
+        for line in _folded(map(_styled, cells), self._width):
+            self._print(line)
 
     def block(self, text: str) -> None:
-        """Print lines as they are, neither wrapped nor styled."""
-        if not self.as_json:
-            self._print(text) if self._console is None else self._console.print(text, soft_wrap=True)
+        """Print lines unchanged, neither wrapped nor styled."""
+        self._print([(text, "")])
 
     def heading(self, text: str, rest: str = "") -> None:
         """Print a line that begins a part."""
-        self.line((one_line(text), "name"), *([("  " + one_line(rest), "quiet")] if rest else []))
+        self.line((text, "name"), *([("  ", ""), (rest, "quiet")] if rest else []))
 
     def facts(self, rows: Sequence[tuple[str, Cell]]) -> None:
         """Print names with their values."""
-        if self.as_json or not rows:
-            return
-        if self._console is None:
-            self._plain_table(["", ""], [[f"  {_text(name)}", value] for name, value in rows])
-            return
-        from rich.table import Table
-
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(_rich(["  ", name]), _rich([value]))
-        self._console.print(table)
+        self._rows(["", ""], [[(f"  {one_line(name)}", "quiet"), _styled(value)] for name, value in rows])
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Print a table without its empty columns, but always with the first.
 
         A column whose name begins with ``>`` is aligned to the right; one whose name begins with ``/`` holds names with
-        dots or brackets, and is broken there.
+        dots or brackets, and is broken there. A terminal too narrow for all columns gets a line for each row's first
+        cell, and the others named below it.
         """
-        if self.as_json or not rows:
-            return
-        kept = [i for i in range(len(columns)) if i == 0 or any(_text(row[i]) for row in rows)]
-        columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
-        if self._console is None:
-            self._plain_table(columns, rows)
-            return
-        from rich import box
-        from rich.table import Table
+        styled = [[*map(_styled, row)] for row in rows]
+        kept = [i for i in range(len(columns)) if i == 0 or any(row[i][0] for row in styled)]
+        if styled:
+            self._rows([columns[i] for i in kept], [[row[i] for i in kept] for row in styled])
 
-        widths = _widths(columns, rows)
-        between = len(columns) - 1
-        least = [
-            width if name[:1] == ">" or width <= SHORT else min(width, SHORT)
-            for name, width in zip(columns, widths, strict=True)
-        ]
-        if sum(least) + between > self._console.width:
-            self._stacked(columns, rows)
+    def _rows(self, columns: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
+        """Print rows below each other, and the names of columns above them, if they have names."""
+        names = [column.lstrip(">/") for column in columns]
+        widths = [max(map(_width, [name, *(row[i][0] for row in rows)])) for i, name in enumerate(names)]
+        gap = 2
+        if self._width is not None and any(names):
+            fitting = (each for each in (3, 2, 1) if sum(widths) + each * (len(names) - 1) <= self._width)
+            gap = next(fitting, 2)
+        if not self._fit(columns, widths, gap):
+            self._stacked(names, rows)
             return
-        fitting = [gap for gap in (2, 1, 0) if sum(widths) + between * (gap + 1) <= self._console.width]
-        gap = fitting[0] if fitting else 1  # beside one column that the frame has
-        table = Table(
-            box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False,
-            padding=(0, gap, 0, 0),
-        )  # fmt: skip
-        for name, width, narrowest in zip(columns, widths, least, strict=True):
-            justify: Any = "right" if name[:1] == ">" else "left"
-            table.add_column(
-                _bare(name), justify=justify, no_wrap=narrowest == width, overflow="fold", min_width=narrowest
-            )
+        if any(names):
+            self._row(columns, [(name, "quiet") for name in names], widths, gap)
+            if self._width is not None:
+                self._print([("─" * (sum(widths) + gap * (len(names) - 1)), "quiet")])
         for row in rows:
-            pairs = zip(row, columns, strict=True)
-            table.add_row(*(_Name(_text(cell)) if name[:1] == "/" else _rich([cell]) for cell, name in pairs))
-        self._console.print(table)
+            self._row(columns, row, widths, gap)
 
-    def _stacked(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Print a table that has no room side by side: a line for each row's first cell, the others named below it."""
-        from rich.padding import Padding
+    def _fit(self, columns: Sequence[str], widths: list[int], gap: int) -> bool:
+        """Shrink columns until they fit the terminal, the widest first; return whether they do."""
+        too_much = 0 if self._width is None else sum(widths) + gap * (len(widths) - 1) - self._width
+        least = [width if name[:1] == ">" else min(width, SHORT) for name, width in zip(columns, widths, strict=True)]
+        if too_much > sum(widths) - sum(least):
+            return False
+        for _ in range(too_much):
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            widths[widest] -= 1
+        return True
 
+    def _row(self, columns: Sequence[str], row: Sequence[_Span], widths: Sequence[int], gap: int) -> None:
+        parts = [
+            _folded([cell], None if self._width is None else width, is_name=column[:1] == "/")
+            for column, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        for cells in itertools.zip_longest(*parts, fillvalue=[]):
+            line: list[_Span] = []
+            for column, cell, width in zip(columns, cells, widths, strict=True):
+                room = [(" " * (width - sum(_width(text) for text, _ in cell)), "")]
+                line += [*(room + cell if column[:1] == ">" else cell + room), (" " * gap, "")]
+            self._print(line)
+
+    def _stacked(self, names: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
         for first, *others in rows:
-            self._console.print(_rich([first]), soft_wrap=False, overflow="fold")
-            named = ((_bare(name), each) for name, each in zip(columns[1:], others, strict=True) if _text(each))
-            cells: list[Cell] = []
-            for name, each in named:
-                cells += [("  " * bool(cells) + name + " ", "quiet"), each]
-            self._console.print(Padding(_rich(cells), (0, 0, 0, 2)))
+            self.line(first)
+            named = [pair for pair in zip(names[1:], others, strict=True) if pair[1][0]]
+            spans = [span for name, cell in named for span in ((f"{name} ".lstrip(), "quiet"), cell, ("  ", ""))]
+            for line in _folded(spans, self._width and self._width - 2):
+                self._print([("  ", ""), *line])
 
-    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        names = [[*map(_bare, columns)]] if any(columns) else []
-        lines = [*names, *([_text(cell) for cell in row] for row in rows)]
-        widths = _widths(columns, rows)
-        for line in lines:
-            pairs = zip(line, widths, columns, strict=True)
-            cells = (_padded(text, width, right=name[:1] == ">") for text, width, name in pairs)
-            self._print("  ".join(cells).rstrip())
+    def _print(self, line: Sequence[_Span]) -> None:
+        if self.as_json:
+            return
+        text = ""
+        for style, group in itertools.groupby(line, key=lambda span: span[1]):
+            part = "".join(part for part, _ in group)
+            text += f"\x1b[{_STYLES[style]}m{part}\x1b[0m" if style and self._is_colored else part
+        print(text.rstrip(" "), file=self._file)
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
@@ -245,17 +228,16 @@ class Screen:
         """Flush, so that a closed pipe is noticed here."""
         self._file.flush()
 
-    def _print(self, text: str) -> None:
-        print(text, file=self._file)
-
 
 def failure(error: Exception) -> dict[str, str]:
     """Return the class and the text of an error, on one line."""
     return {"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)}
 
 
-def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    return [max(len(_bare(name)), *(_width(_text(row[i])) for row in rows)) for i, name in enumerate(columns)]
+def _styled(cell: Cell) -> _Span:
+    """Return the text of a cell on one line, and its style."""
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return one_line(text), style
 
 
 def _width(text: str) -> int:
@@ -265,48 +247,24 @@ def _width(text: str) -> int:
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
-def _padded(text: str, width: int, *, right: bool = False) -> str:
-    gap = " " * (width - _width(text))
-    return gap + text if right else text + gap
-
-
-def _bare(column: str) -> str:
-    return column.lstrip(">/")
-
-
-def _raise() -> None:
-    raise  # rich calls this while it handles a BrokenPipeError
-
-
-class _Name:
-    """A name with dots and brackets, as rich draws it: broken behind them where it is too long, not in a word."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __rich_measure__(self, console: Any, options: Any) -> Any:
-        from rich.measure import Measurement
-
-        return Measurement(min(len(self.text), SHORT), len(self.text))
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.text import Text
-
-        indent = len(self.text) - len(self.text.lstrip())
-        line, lines = "", []
-        for part in re.findall(r".+?(?:[./\]]|$)", self.text):
-            if line.strip() and len(line) + len(part) > options.max_width:
-                lines.append(line)
-                line = " " * (indent + 2)
-            line += part
-        yield Text("\n".join([*lines, line]), overflow="fold")
-
-
-def _text(cell: Cell) -> str:
-    return one_line(cell if isinstance(cell, str) else cell[0])
-
-
-def _rich(cells: Sequence[Cell]) -> Any:
-    from rich.text import Text
-
-    return Text.assemble(*((_text(cell), "" if isinstance(cell, str) else _STYLES[cell[1]]) for cell in cells))
+def _folded(cells: Iterable[_Span], width: int | None, *, is_name: bool = False) -> list[list[_Span]]:
+    """Break text into lines of a width: between words, or a name behind its dots and brackets."""
+    if width is None:
+        return [[*cells]]
+    lines: list[list[_Span]] = [[]]
+    used = indent = 0
+    for text, style in cells:
+        if is_name:
+            indent = len(text) - len(text.lstrip()) + 2
+        for piece in re.findall(r".+?(?:[./\]]|$)" if is_name else r"\s*\S+\s*|\s+", text):
+            while used + _width(piece.rstrip()) > width:
+                if used <= indent:  # longer than a line
+                    fitting = [end for end in range(1, len(piece)) if used + _width(piece[:end]) <= width] or [1]
+                    lines[-1].append((piece[: fitting[-1]], style))
+                    piece = piece[fitting[-1] :]
+                lines[-1][-1] = (lines[-1][-1][0].rstrip(), lines[-1][-1][1])
+                lines.append([(" " * indent, "")])
+                used = indent
+            lines[-1].append((piece, style))
+            used += _width(piece)
+    return lines

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from dlx._version import __version__
 
-__all__ = ["SCHEMA", "complain", "head", "own_stdout", "say", "silence"]
+__all__ = ["SCHEMA", "complain", "has_colors", "head", "own_stdout", "say", "silence"]
 
 SCHEMA = 1
 """Version of the documents that ``--json`` prints; it changes if a program that reads them would break."""
@@ -82,10 +82,16 @@ def complain(command: str, text: str) -> None:
 
         width = max(shutil.get_terminal_size().columns, 20)
         text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    if not plain and (is_terminal or os.environ.get("FORCE_COLOR")):
+    if has_colors(is_terminal=is_terminal):
         text = f"\x1b[1;31m{head[:-1]}\x1b[0m{text[len(head) - 1 :]}"
     say(text, file)
+
+
+def has_colors(*, is_terminal: bool) -> bool:
+    """Return whether the user wants colours there."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return is_terminal or bool(os.environ.get("FORCE_COLOR"))
 
 
 def _is_terminal(file: TextIO) -> bool:

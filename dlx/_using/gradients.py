@@ -17,12 +17,13 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
-from dlx._api.convert import convert
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request, is_inside
+from dlx._engine.planner import is_inside
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._registry.lookup import TUPLE, what_is
 from dlx._registry.registry import registry
@@ -138,8 +139,8 @@ class RecordedCall:
         """Return the arrays of the function's result for operands of its framework."""
         target = self._request.target
         parts = _filled(self._parts, self.operands, arrays)
-        for i in () if target.adapter.immutable else self._constants:  # each call its own, which it may write to
-            parts[i] = convert(parts[i], cast("Target", target.adapter.name), copy=True)
+        for i in () if target.adapter.arrays.immutable else self._constants:  # each call its own, which it may write to
+            parts[i] = FAST_PATH(parts[i], cast("Target", target.adapter.name), copy=True)
         positional, named = Tree(self._values, TUPLE, self._failures).rebuild(parts, target.name)
         return self.result.taken(self._function(*self._kept, *positional, **named), target.name)
 
@@ -294,7 +295,8 @@ class DifferentiableFunction:
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
         # Constant arrays are copied for a caller that writes, unless they are to be shared.
-        self._may_meet = not caller.immutable and not (request.target.adapter.immutable and request.readonly == "copy")
+        constant = request.target.adapter.arrays.immutable and request.readonly == "copy"
+        self._may_meet = not caller.arrays.immutable and not constant
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, without what gradients need."""
@@ -400,9 +402,9 @@ class DifferentiableFunction:
         Those that share memory with an argument or another result are copied: the caller may write to one of them.
         """
         try:
-            made = [convert(each, to, detach=True, readonly=self._readonly) for each in results]
+            made = [FAST_PATH(each, to, detach=True, readonly=self._readonly) for each in results]
             if self._may_meet and _meet(made, inside):
-                made = [convert(each, to, detach=True, copy=True) for each in results]
+                made = [FAST_PATH(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
             raise error.complete(root="result") from None
@@ -435,7 +437,7 @@ def _moved(
     """Convert one array for the function; `to` names another framework than its own, on the way there."""
     target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
-        return convert(array, target, detach=True, readonly=readonly, copy=copy)
+        return FAST_PATH(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         if to is not None:
             return _moved(array, request, at, copy=copy)  # whose error names the function's framework

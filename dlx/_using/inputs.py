@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from dlx._api.convert import convert
 from dlx._api.describe import describe
-from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, not_writable
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request, is_inside
+from dlx._engine.planner import is_inside
+from dlx._engine.request import Request
 from dlx._protocols.arrow import Column
 from dlx._registry.lookup import TUPLE, kind_of
 from dlx._support.reflect import type_name
@@ -89,9 +88,9 @@ class Inputs:
         for i, (array, _) in enumerate(pairs):
             if id(array) in self._declared and i not in some and describe(array).readonly:
                 failures.add(self._not_writable(array), tree.path(i))
-        fast_path = cast("FastPathFunction", convert) if request.device is None and request.stream is None else None
+        to = self._spec.to if request.device is None and request.stream is None else None
         arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
-        batch = Batch(request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self._spec.to)
+        batch = Batch(request, arrays, sources, lambda n: tree.path(some[n]), failures, to)
         batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
         return batch
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from dlx._api.convert import convert
-from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
-from dlx._engine.executor import device_of
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request, is_inside
+from dlx._engine.planner import is_inside
+from dlx._engine.request import Request
+from dlx._engine.sources import device_of
 from dlx._registry import generic
 from dlx._registry.lookup import TUPLE, kind_of
 from dlx._registry.registry import registry
@@ -66,12 +65,12 @@ def fast_name(target: Target) -> Any:
     return target.name if is_known else NotImplemented
 
 
-def fast_path_of(request: Request) -> tuple[FastPathFunction | None, Any]:
-    """Return the fast path and the name of its target, if results are host arrays that it may convert."""
-    name: Any = NotImplemented
-    if request.device is None or (request.device == HOST and request.target.adapter.placement is None):
-        name = fast_name(request.target)
-    return (None, None) if name is NotImplemented else (cast("FastPathFunction", convert), name)
+def name_of_target(request: Request) -> str | None:
+    """Return the name of a target, if results are host arrays that the fast path may convert; else None."""
+    if request.device is not None and (request.device != HOST or request.target.adapter.placement is not None):
+        return None
+    name = fast_name(request.target)
+    return None if name is NotImplemented else name
 
 
 class Views:
@@ -85,7 +84,7 @@ class Views:
         """Return what makes the views for a target; `flags`: the options of the fast path."""
         inside, target = self._inside, registry.target(to)
         request = Request(target, self._device, None, inside.readonly, inside.detach, committed=bool(committed))
-        view = view_maker(request, *fast_path_of(request), flags).view
+        view = view_maker(request, name_of_target(request), flags).view
         if committed:
             self.makers[to] = view
         return view
@@ -132,7 +131,7 @@ class Outputs:
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
         owned = identity.owned(known)
-        return lazy_view(value, request, None, None, strict=False, collect=False, known=known, owned=owned)
+        return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
 
     def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one.
@@ -165,7 +164,7 @@ class Outputs:
             for i, array, source in zip(rest, some, sources, strict=True):
                 if tracked(source, array) and not is_inside(array, source, request.target):
                     tree.failures.add(_cut(source, array, self._identity.recorded), tree.path(i))
-        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, *fast_path_of(request))
+        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, name_of_target(request))
 
 
 def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:

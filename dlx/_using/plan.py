@@ -8,16 +8,13 @@ more is left to `Outputs`.
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any
 
-from dlx._api.convert import convert
-from dlx._core import native
-from dlx._core.native import FastPathFunction
-from dlx._engine.planner import Request
-from dlx._protocols import arrow
-from dlx._registry import generic
+from dlx._engine.fast_path import other_kind
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
 from dlx._registry.array_like import refusal
-from dlx._registry.lookup import kind_of, rule_of, what_is
+from dlx._registry.lookup import kind_of, what_is
 from dlx._registry.registry import registry
 from dlx._support.reflect import is_key
 from dlx._using.function_spec import FunctionSpec
@@ -30,9 +27,7 @@ from dlx.typing import READONLY
 
 __all__ = ["MAX_KNOWN", "plan_of"]
 
-_PROTOCOLS = ("__dlpack__", "__dlpack_c_exchange_api__", "__array_interface__", "__cuda_array_interface__")
-_ARRAYS = (arrow.Column, generic.Deferred, type(native.buffer_exchange()))
-_PLAIN: dict[Any, Any] = {kind: rule[1] for kind in (list, dict) if (rule := rule_of(kind)) is not None}
+_PLAIN: dict[Any, Any] = {kind: other_kind(kind)["parts"][1] for kind in (list, dict)}
 MAX_KNOWN = 64  # types whose kinds are kept of one function
 
 
@@ -49,7 +44,7 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
     kinds, views = _Kinds(spec, request), Views(spec, request)
     return (
         function,
-        cast("FastPathFunction", convert),
+        FAST_PATH,
         spec.to,
         kinds.known,
         kinds.learn,
@@ -91,16 +86,18 @@ class _Kinds:
 
     def _find(self, kind: type) -> Any:
         what = what_is(kind)
-        if what is kind:  # only the object can tell
-            return self._of_unknown(kind)
         if isinstance(what, Adapter):
             return self._of_array(kind, what)
-        if not isinstance(what, Container):
+        if what is None:
             return None
-        if what.holds == self._target.name and what.falls_to is not None:
+        refused = refusal(kind)
+        if refused is not None:  # by name, unless it holds arrays of the function's framework, as a model does
+            return ... if self._target.adapter.package in refused.frameworks else False
+        if isinstance(what, Container) and what.holds == self._target.name and what.falls_to is not None:
             flatten = what.flatten if what.identity is None else functools.partial(_children, what)
             return flatten, _PLAIN[what.falls_to], True, True
-        return rule_of(kind) or False
+        found = other_kind(kind)
+        return {"passes": None, "looks": ..., "rule": found.get("parts")}.get(found["what"], False)
 
     def _of_array(self, kind: type, adapter: Adapter) -> Any:
         is_inside = adapter is self._target.source
@@ -113,20 +110,12 @@ class _Kinds:
         is_committed = None if adapter.placement is None else adapter.placement.is_committed
         return adapter, is_inside, None if target is None else fast_name(target), is_tracked, is_committed
 
-    def _of_unknown(self, kind: type) -> Any:
-        """Return the kind of a type that no adapter lists, and that is neither a container nor plain data."""
-        refused = refusal(kind)
-        if refused is not None and self._target.adapter.package not in refused.frameworks:
-            return False
-        is_array = arrow.speaks(kind) or any(hasattr(kind, name) for name in _PROTOCOLS)
-        return False if is_array or any(kind is each for each in _ARRAYS) or generic.is_proxy(kind) else ...
-
 
 def _is_guarded(source: Adapter) -> bool:
     """Return whether the fast path exports no array that is recorded: by a guard, or since those have another type."""
     guards = source.fast_path.guards if source.fast_path is not None else ()
     by_type = source.gradients is not None and source.gradients.by_type
-    return by_type or any(each.blocker is not None and each.blocker.option for each in guards)
+    return by_type or any(each.blocker is not None and each.blocker.needs == "detach" for each in guards)
 
 
 def _children(handler: Container, obj: Any) -> tuple[Any, list[Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.stream import Stream, is_unordered, keep_streams
 from dlx._core.types import Device
-from dlx._engine.executor import device_of
 from dlx._engine.planner import is_inside
+from dlx._engine.sources import device_of
 from dlx._engine.streams import StreamSync, physical
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter

@@ -6,15 +6,14 @@ import contextlib
 import functools
 import sys
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from typing import Any
 
-from dlx._api.convert import convert
 from dlx._core import native
-from dlx._core.native import FastPathFunction
 from dlx._engine.executor import mark_written
+from dlx._engine.seam import FAST_PATH
 from dlx._registry.generic import BUFFER
 from dlx._registry.lookup import kind_of
-from dlx._registry.plugin import TRACING
+from dlx._registry.plugin import TRACED
 from dlx._registry.registry import registry
 from dlx._support.imports import when_imported
 from dlx._using.call import Invocation
@@ -23,9 +22,6 @@ from dlx._using.plan import plan_of
 from dlx.adapter.base import Adapter
 
 __all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
-
-_borrow = cast("FastPathFunction", convert)._borrow
-
 
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
     """Return a plain function that converts, by its plan if that is enough."""
@@ -54,7 +50,7 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
 
 def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Stand for `native.call_converted` in a graph: tensors of the compiler's framework need no conversion."""
-    passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
+    passes = (sys.modules[TRACED[0]].Tensor, bool, int, float, str, type(None))
     stays = all(isinstance(each, passes) for each in (*args, *options.values()))
     return plan[0](*args, **options) if stays else plan
 
@@ -65,7 +61,7 @@ def _substitute(dynamo: Any) -> None:
         dynamo.substitute_in_graph(native.call_converted, skip_signature_check=True)(_call_traced)
 
 
-when_imported(f"{TRACING[0]}._dynamo", _substitute)
+when_imported(f"{TRACED[0]}._dynamo", _substitute)
 
 
 def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -76,7 +72,7 @@ def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[st
     for value in values:
         what = kind_of(value)
         if isinstance(what, Adapter):
-            tensor = _borrow(value, "dlx", True)
+            tensor = FAST_PATH._borrow(value, "dlx", True)
             if tensor is None or tensor.readonly:
                 return plan
             written.append((what, value))

@@ -8,9 +8,10 @@ from typing import Any
 from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._engine.batch import Batch, not_writable
-from dlx._engine.executor import adapter_failed, mark_written
-from dlx._engine.request import array_of, request_of
-from dlx._registry.lookup import kind_of
+from dlx._engine.executor import mark_written
+from dlx._engine.request import request_of
+from dlx._engine.sources import adapter_failed
+from dlx._registry.lookup import array_of, kind_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import Place
@@ -144,7 +145,7 @@ class Writes:
 def _writable(obj: Any) -> bool:
     """Return whether an array can be written to by its own item assignment."""
     source = kind_of(obj)
-    if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
+    if not isinstance(source, Adapter) or source.arrays.immutable or not hasattr(type(obj), "__setitem__"):
         return False
     return registry.ready(source) is not None and not describe(obj).readonly
 

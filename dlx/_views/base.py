@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
 
 from dlx._core import native
-from dlx._core.native import FastPathFunction, Slots
-from dlx._engine.executor import device_of, is_tracing
-from dlx._engine.planner import Request
+from dlx._core.native import Slots
+from dlx._engine.executor import is_tracing
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import device_of
 from dlx._engine.traced import leave_out
 from dlx._registry import generic
 from dlx._registry.lookup import VIEW, is_plain, kind_of, stamp, what_is
@@ -74,8 +76,8 @@ class Options:
         ``make(obj, handler, scope, path)`` returns the view of a container, or None where it has none.
     convert
         ``convert(obj, what, options, path)`` converts an array, or a whole container; `what` is its adapter or handler.
-    fast_path, to
-        The fast path and its target where no other option is set; None otherwise.
+    to
+        The target of the fast path if no other option is set, else None.
     flags
         The options that the fast path is given, as bits.
 
@@ -87,17 +89,13 @@ class Options:
         The stamp under which types were looked up; when it changes they are looked up again.
     """
 
-    __slots__ = (
-        *("collect", "convert", "fast_path", "flags", "is_tracing", "kinds", "known_at", "make", "request", "strict"),
-        "to",
-    )
+    __slots__ = ("collect", "convert", "flags", "is_tracing", "kinds", "known_at", "make", "request", "strict", "to")
 
     def __init__(
         self,
         request: Request,
         make: Callable[[Any, Container, Scope, Path], Any],
         convert: Callable[[Any, Container | Adapter, Options, Path], Any],
-        fast_path: FastPathFunction | None = None,
         to: Any = None,
         strict: bool = False,
         collect: bool = False,
@@ -105,8 +103,7 @@ class Options:
     ) -> None:
         self.flags, self.is_tracing = flags, request.target.adapter.is_tracing
         self.request, self.make, self.convert = request, make, convert
-        self.fast_path, self.to = fast_path, to
-        self.strict, self.collect = strict, collect
+        self.to, self.strict, self.collect = to, strict, collect
         self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
 
@@ -191,8 +188,8 @@ class Scope:
                     return obj
                 if isinstance(what, Container):
                     return self._entered(name, obj, what, inner)
-                if options.fast_path is not None and not options.flags:
-                    new = options.fast_path(obj, options.to)
+                if options.to is not None and not options.flags:
+                    new = FAST_PATH(obj, options.to)
                 else:
                     new = options.convert(obj, what, options, inner)
                 self.leave(name, obj, new)  # until it has its slot, which another thread may read already
@@ -435,12 +432,12 @@ class View(Shown):
             self._is_tracing = options.is_tracing
             if path is None:
                 scope.root = me
-            if (fast_path := options.fast_path) is not None and handler.elements != "fresh":
+            if options.to is not None and handler.elements != "fresh":
                 known, moved = scope.known, scope.moved
                 owned = scope.owned if scope.owned and is_fixed(handler, path) else None
                 is_inner, flags = path is not None, options.flags
                 self._fast = (
-                    fast_path, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
+                    FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
                 )  # fmt: skip
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
@@ -623,10 +620,10 @@ class KeyedView(View, Slots):
         handler, source = self._handler, self._source
         if not handler.mutable:
             self._fixed = str if handler.kind == "mapping" else int
-        if handler.getter is not None:
-            self._getter = handler.getter(source)
-        if handler.unchanged is not None and handler.mutable:
-            self._unchanged = handler.unchanged(source)
+        if handler.reader is not None:
+            self._getter, is_unchanged = handler.reader(source)
+            if handler.mutable and is_unchanged is not None:
+                self._unchanged = is_unchanged
 
     def _missed(self, key: Any) -> Any:
         """Return `self[key]` where it is not cached."""

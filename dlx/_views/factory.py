@@ -8,10 +8,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.failures import Failures
-from dlx._engine.planner import Request
+from dlx._engine.request import Request
 from dlx._registry.lookup import VIEW, container_of
 from dlx._registry.registry import registry
 from dlx._support.reflect import TypeCache, derives
@@ -74,7 +73,7 @@ class RecordView(View):
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
 
 
-_OWN = frozenset(("_fast", "_is_tracing", "_me", "_path", "_handler", "_scope", "_slots", "_source"))
+_OWN = frozenset(RecordView.__slots__)
 
 
 # ---- which view ------------------------------------------------------------------------------------------------------
@@ -133,7 +132,6 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
             request,
             strict=options.strict,
             collect=options.collect,
-            fast_path=options.fast_path,
             to=options.to,
             located=lambda inside: ("", keys_of(path) + inside),
         )
@@ -196,15 +194,14 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
     return None if handler is None else view(obj, handler, Scope(maker.options), None)
 
 
-def view_maker(request: Request, fast_path: FastPathFunction | None, to: Any, flags: int) -> ViewMaker:
+def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
     """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
-    return ViewMaker(Options(request, make, _convert, fast_path, to, flags=flags))
+    return ViewMaker(Options(request, make, _convert, to, flags=flags))
 
 
 def lazy_view(
     obj: Any,
     request: Request,
-    fast_path: FastPathFunction | None,
     to: Any,
     *,
     strict: bool,
@@ -221,8 +218,8 @@ def lazy_view(
         A container.
     request, strict, collect
         The options.
-    fast_path, to
-        The fast path and the target as the caller passed it, where no other option is set.
+    to
+        The target as the caller passed it, if no other option is set; else None.
     known
         Objects and their results, which may be the objects themselves; kept weakly.
     owned
@@ -232,14 +229,8 @@ def lazy_view(
     """
     handler = container_of(type(obj))
     assert handler is not None
-    options = Options(request, make, _convert, fast_path, to, strict, collect)
-    if (
-        fast_path is not None
-        and not strict
-        and not collect
-        and not request.target.adapter.switches
-        and isinstance(to, str | type)
-    ):
+    options = Options(request, make, _convert, to, strict, collect)
+    if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
         _plain[to] = ViewMaker(options)
     scope = Scope(options, owned)
     for old, new in known:

@@ -313,20 +313,6 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         for value in self._given(values):
             self.append(value)
 
-    def __iadd__(self, values: Iterable[Any]) -> Any:  # type: ignore[misc]
-        self.extend(values)
-        return self
-
-    def pop(self, i: int = -1) -> T:
-        """Remove one element, and return its result."""
-        new = self[i]
-        del self[i]
-        return new
-
-    def remove(self, value: Any) -> None:
-        """Remove the first element that is the value, compared as ``in`` does."""
-        del self[self.index(value)]
-
     def clear(self) -> None:
         """Remove all elements."""
         self._forget()

@@ -8,5 +8,6 @@ looked up when their package is there.
 from dlx.adapter.arrow import ArrowSource, arrow_info
 from dlx.adapter.base import *  # noqa: F403
 from dlx.adapter.base import __all__ as _base
+from dlx.adapter.hookspecs import offer
 
-__all__ = [*_base, "ArrowSource", "arrow_info"]
+__all__ = [*_base, "ArrowSource", "arrow_info", "offer"]

@@ -96,7 +96,7 @@ class ArrowSource(Adapter):
         if not (host_readable(column.device) or (cuda.is_cuda(column.device) and not column.is_packed)):
             return Blocker(*arrow.why_not_gathered(column), DeviceError)
         why = "its bools are packed eight to a byte" if column.is_packed else f"it lies in {column.n_chunks} chunks"
-        return Blocker(why, resolution=self._gathered, copies=True)
+        return Blocker(why, resolution=self._gathered, needs="copy")
 
     def _info(self, obj: Any, column: arrow.Column) -> ArrayInfo:
         known = column.dtype is not None

@@ -23,6 +23,7 @@ from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -30,7 +31,7 @@ from dlx.adapter.declarations import (
     Guard,
     KnownIssue,
     Layout,
-    Ownership,
+    Owner,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -39,12 +40,11 @@ from dlx.adapter.gradients import CompiledFunction, GradSupport, Operation
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
 __all__ = [
-    "API",
     "COMMON_DTYPES",
-    "OLDEST_API",
     "OWNER_BOUNDS",
     "Adapter",
     "ArrayInfo",
+    "Arrays",
     "Blocker",
     "Capabilities",
     "CompiledFunction",
@@ -60,7 +60,7 @@ __all__ = [
     "KnownIssue",
     "Layout",
     "Operation",
-    "Ownership",
+    "Owner",
     "Placement",
     "ReportedDevices",
     "Stream",
@@ -79,14 +79,6 @@ __all__ = [
     "unmarked",
     "viewed",
 ]
-
-API = 1
-"""Version of this contract, the newest that this dlx speaks. It changes only where an older adapter would go wrong:
-attributes and methods that are added have defaults, and those that an older dlx does not know are not read by it."""
-
-OLDEST_API = 1
-"""The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
-
 
 COMMON_DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -108,11 +100,40 @@ def installed_version(package: str) -> str:
     return metadata.version(names[0]) if names else ""
 
 
-def not_imported(package: str, target: str = "") -> FrameworkNotInstalledError:
-    """Return the error for a framework that is asked before it is imported."""
-    return FrameworkNotInstalledError(
-        f"{package} is not imported", target=target, fix=f"Import it first: import {package}."
-    )
+def version_of(adapter: Adapter) -> str:
+    """Return a framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it is not imported.
+    """
+    package = adapter.package
+    for module in (imported(package), sys.modules.get(package.partition(".")[0])):
+        version = getattr(module, "__version__", None)
+        if version is not None:
+            return str(version)
+    return installed_version(package) or "unknown"
+
+
+def classes_of(adapter: Adapter) -> tuple[type, ...]:
+    """Return the array types of an adapter whose modules are imported; importing nothing."""
+    found = (look_up(name) for name in adapter.types)
+    return adapter._classes or tuple(kind for kind in found if isinstance(kind, type))
+
+
+def imported(package: str) -> ModuleType:
+    """Return a package.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it is not imported.
+    """
+    module = sys.modules.get(package)
+    if module is None:
+        raise FrameworkNotInstalledError(f"{package} is not imported", fix=f"Import it first: import {package}.")
+    return module
 
 
 @set_module("dlx.adapter")
@@ -132,11 +153,13 @@ class DTypes:
     storage
         Dtypes that the framework has, but imports under another name of the same width: ``{"bfloat16": "uint16"}``.
         They are handed over under that name, and the result is given to `viewed`.
-    words
-        Whether the values of `names` are the framework's dtypes themselves, words and no attributes.
+    switches
+        Names within the package of everything at run time that `Adapter.capabilities` depends on, with hashable values
+        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
     """
 
     storage: Mapping[str, str] = {}
+    switches: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -149,21 +172,20 @@ class DTypes:
         *,
         extension: Mapping[str, str] | None = None,
         storage: Mapping[str, str] | None = None,
-        words: bool = False,
+        switches: tuple[str, ...] = (),
     ) -> None:
         self.names = names if isinstance(names, Mapping) else {name: name for name in names}
-        self.package, self.extension, self.words = package, extension or {}, words
+        self.package, self.extension, self.switches = package, extension or {}, switches
         if storage is not None:
             self.storage = storage
 
     def native(self, attribute: str) -> Any:
         """Return the framework's dtype object behind one value of `names`, or None where the version lacks it."""
-        return attribute if self.words else look_up(f"{self.package}.{attribute}")
+        return look_up(f"{self.package}.{attribute}")
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
-        if self.package not in sys.modules:
-            raise not_imported(self.package)
+        imported(self.package)
         pairs = ((DType(name), self.native(attribute)) for name, attribute in self.names.items())
         return {dtype: native_dtype for dtype, native_dtype in pairs if native_dtype is not None}
 
@@ -219,12 +241,15 @@ class Devices:
     read
         ``read(native_device)`` gives the `Device` of one of the framework's device objects, for `from_native`. None:
         it has none.
+    moves
+        Whether `Adapter.copy` copies to another device of the framework; else dlx moves its arrays.
     """
 
+    moves: bool = True
     _read: Callable[[Any], Device] | None = None
 
-    def __init__(self, read: Callable[[Any], Device] | None = None) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[Any], Device] | None = None, *, moves: bool = True) -> None:
+        self._read, self.moves = read, moves
 
     def to_native(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx.
@@ -266,6 +291,14 @@ class Devices:
     def activate(self, device: Device) -> AbstractContextManager[Any]:
         """Make a device current, for the driver and for the framework, as long as the context is entered."""
         return cuda.at(device)
+
+    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        """Return a new array on a device, of any values, from the framework's own allocator and on its current stream.
+
+        dlx copies into it. `strides` are those of a dense array, in elements. None, the default: dlx allocates the
+        memory itself and hands it over.
+        """
+        return None
 
     def available(self) -> Iterable[Any]:
         """Give the framework's own objects for the devices that it sees here; the default gives the host's.
@@ -326,8 +359,6 @@ class Adapter:
 
     Attributes
     ----------
-    api
-        Version of the contract that the adapter was written for, as a number of its own; 1 where it does not say.
     name
         What users write: ``convert(x, to=name)``.
     package
@@ -336,64 +367,43 @@ class Adapter:
         What to tell a user who does not have it: ``pip install ...``.
     types
         Importable names of array types, most general ones; tested with `issubclass` once per type.
-    display_name
-        What its users call one of its arrays, for messages.
-    immutable
-        Whether its arrays count as read-only whatever they say.
-    root_only
-        Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
-        as numpy's scalars and plain buffers do.
     namespaces
         Importable modules whose functions take its arrays, for `dlx.array_namespace`: the first that is installed.
         None: arrays that have ``__array_namespace__`` tell.
     dtypes, devices
         Its dtypes and devices, both ways.
-    moves
-        Whether `copy` is to be asked for a copy on another device; else dlx moves its arrays.
-    switches
-        Names within the package of everything at run time that `capabilities` depends on, with hashable values
-        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
+    arrays
+        What is special about its arrays.
     containers
         Containers of the framework.
     known_issues
         Known faults of versions.
-    map_chunks
-        ``map_chunks(obj, options)``, for collections of arrays that are computed later: one whose chunks will be what
-        `dlx.convert` gives of them with these options, `to` among them. Both are pickled where other processes compute.
-        `describe` names what to call for the data itself, in a blocker: other verbs of dlx need it. None: all data
-        exists.
     is_tracing
         ``is_tracing()`` says whether arrays that are made now, in this thread, become part of a graph: lazy views keep
         none of them. A function in C costs the least. None: never.
-    fast_path, streams, ownership, placement, writes, gradients
-        Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, which
-        arrays stay on their device, how writes are noticed, and how gradients are computed. None: there is nothing to
-        say.
+    fast_path, streams, placement, writes, gradients
+        Optional parts: what the C fast path may use, how streams are ordered, which arrays stay on their device, how
+        writes are noticed, and how gradients are computed.
     """
 
-    api: int = 1  # never changes: an adapter that does not say was written for version 1
     name: str
     package: str
     install: str = ""
     types: tuple[str, ...] = ()
-    display_name: str = "array"
-    immutable: bool = False
-    root_only: bool = False
     namespaces: tuple[str, ...] = ()
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
-    moves: bool = True
-    switches: tuple[str, ...] = ()
+    arrays: Arrays = Arrays()
     containers: tuple[Container, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
-    map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
     is_tracing: Callable[[], bool] | None = None
     fast_path: FastPath | None = None
     streams: StreamSupport | None = None
-    ownership: Ownership | None = None
     placement: Placement | None = None
     writes: WriteTracking | None = None
     gradients: GradSupport | None = None
+
+    _classes: tuple[type, ...] = ()  # of an adapter of dlx whose types cannot be looked up by name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -431,16 +441,11 @@ class Adapter:
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
-    def initialize(self) -> None:
-        """Get the framework, which is imported, ready for its first array; the default does nothing.
-
-        Called before `capabilities`, when it first becomes a target; perhaps more than once.
-        """
-
     def capabilities(self) -> Capabilities | None:
-        """State what the framework takes as it is. None, the default: it cannot be a target.
+        """State what the framework, which is imported, takes as it is. None, the default: it cannot be a target.
 
-        What `known_issues` lower is not left out here: dlx does that.
+        Called when it first becomes a target: get it ready here if it needs that. dlx applies what `known_issues`
+        lower.
         """
         return None
 
@@ -475,47 +480,15 @@ class Adapter:
         """
         raise NotImplementedError(f"{self.name} does not copy")
 
-    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        """Return a new array on a device, of any values, from the framework's own allocator and on its current stream.
-
-        dlx copies into it what it moves there. `strides` are those of a dense array, in elements. None, the default:
-        dlx allocates the memory itself and hands it over.
-        """
-        return None
-
-    # ---- helpers for subclasses -----------------------------------------------------------------------------------
-
-    def module(self) -> ModuleType:
-        """Return the framework's package.
-
-        Raises
-        ------
-        FrameworkNotInstalledError
-            If it has not been imported yet.
-        """
-        found = sys.modules.get(self.package)
-        if found is None:
-            raise not_imported(self.package, self.name)
-        return found
-
-    def version(self) -> str:
-        """Return the framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``."""
-        version = getattr(self.module(), "__version__", None)
-        return str(version) if version is not None else installed_version(self.package) or "unknown"
-
-    def classes(self) -> tuple[type, ...]:
-        """Return those of `types` whose modules are imported; importing nothing."""
-        found = (look_up(name) for name in self.types)
-        return tuple(kind for kind in found if isinstance(kind, type))
+    # ---- for subclasses to read -----------------------------------------------------------------------------------
 
     @functools.cached_property
     def lowered(self) -> dict[str, Any]:
         """Facts that the known issues of the installed version change."""
-        changed: dict[str, Any] = {}
-        for issue in self.known_issues:
-            if issue.affects(self.version()):
-                changed.update(issue.lowers)
-        return changed
+        version = version_of(self)
+        return {
+            name: value for issue in self.known_issues if issue.affects(version) for name, value in issue.lowers.items()
+        }
 
 
 @set_module("dlx.adapter")

@@ -13,11 +13,12 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx._support.module import set_module
-from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
+from dlx.errors import Attribute, ConversionError, LayoutError, Member
 
 __all__ = [
     "ALIGNMENTS",
     "OWNER_BOUNDS",
+    "Arrays",
     "Blocker",
     "Capabilities",
     "Container",
@@ -25,7 +26,7 @@ __all__ = [
     "Guard",
     "KnownIssue",
     "Layout",
-    "Ownership",
+    "Owner",
     "StreamSupport",
     "WriteTracking",
 ]
@@ -64,6 +65,7 @@ EXTENTS = {
     "leading": lib.DLX_EXTENTS_LEADING,
     "leading bytes": lib.DLX_EXTENTS_LEADING | lib.DLX_EXTENTS_BYTES,
     "bytes": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
+    "addressed": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
     "none": lib.DLX_EXTENTS_NONE,
 }
 """Values of `Capabilities.empty_extents`, with what C calls them."""
@@ -87,7 +89,7 @@ class Capabilities:
         `Layout` bits that its arrays can hold.
     min_alignment
         Bytes that the address must be a multiple of, a power of 2 up to 4096; 0 for the dtype's natural alignment.
-    min_ndim, max_ndim
+    ndims
         Fewest and most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
@@ -100,36 +102,27 @@ class Capabilities:
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
-    null_data
-        Whether it takes address 0 where there is no element, which DLPack allows.
     empty_extents
         What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
         first 0 multiply to less than ``2**64``, or with ``"leading bytes"`` make less than ``2**63`` bytes;
-        ``"bytes"`` all that are not 0 make less than ``2**63`` bytes; ``"none"`` it takes no such array at all.
-    narrows
-        Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
+        ``"bytes"`` all that are not 0 make less than ``2**63`` bytes; ``"addressed"`` the same, and the address must
+        not be 0, which DLPack allows; ``"none"`` it takes no such array at all.
     refusals
         (reason, fix) for dtypes and kinds of devices, by name, that it has and does not take, where more is to be said
         than that: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
-    allocates_aligned
-        Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
     """
 
     dtypes: frozenset[str] | None
     device_types: frozenset[int] | None = frozenset({1})
     layouts: int = 0
     min_alignment: int = 0
-    min_ndim: int = 0
-    max_ndim: int = 64
+    ndims: tuple[int, int] = (0, 64)
     keeps_readonly: bool = False
     copies: bool | Mapping[str, str] = False
     home: Device | None = None
     subbyte: str = "packed"
-    null_data: bool = True
     empty_extents: str = "any"
-    narrows: frozenset[str] = frozenset()
     refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    allocates_aligned: int = 16
 
     def __post_init__(self) -> None:
         if self.min_alignment and self.min_alignment not in ALIGNMENTS:
@@ -138,9 +131,8 @@ class Capabilities:
             raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
         if self.empty_extents not in EXTENTS:
             raise ValueError(f"empty_extents must be one of {sorted(EXTENTS)}, found {self.empty_extents!r}")
-        if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
-            both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
-            raise ValueError(f"what is narrowed is not taken, found {both} in both")
+        if both := self.refusals.keys() & (self.dtypes or ()):
+            raise ValueError(f"dtypes cannot be taken and refused, found {sorted(both)} in both")
 
 
 @set_module("dlx.adapter")
@@ -155,32 +147,27 @@ class Blocker:
     fix
         One sentence that says what the user can do; empty where an option of `convert` is all.
     error
-        Class of `dlx.errors` to raise where it cannot be resolved.
+        Class of `dlx.errors` to raise if it cannot be resolved.
     resolution
-        How to resolve it: a method name of the array, a function of it, or None where it is refused.
-    copies
-        Whether the resolution makes new memory (then ``copy=False`` refuses).
-    option
-        Option of `convert` that must be set for the resolution: ``"detach"``, or None. Where there is no resolution,
-        it is refused within its own framework too, if the option is set.
-    always
-        Whether it also blocks an array that is in the target framework already.
-    no_copy
-        Whether not even its own framework can copy such an array (its memory is gone).
+        How to resolve it: a method name of the array, a function of it, or None: it is refused.
+    needs
+        What the call must allow for the resolution: ``"copy"``, since it makes new memory, ``"detach"``, or None.
+    also_blocks
+        What it blocks within its own framework, too: ``"copy"``, ``"detach"``, or ``"stay"``, to come back as it is.
     """
 
     because: str
     fix: str = ""
-    error: type[ConversionError] = CopyRequiredError
+    error: type[ConversionError] = LayoutError
     resolution: Callable[[Any], Any] | str | None = None
-    copies: bool = False
-    option: str | None = None
-    always: bool = False
-    no_copy: bool = False
+    needs: Literal["copy", "detach"] | None = None
+    also_blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.option not in (None, "detach"):
-            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
+        if self.needs not in (None, "copy", "detach"):
+            raise ValueError(f"needs must be None, 'copy' or 'detach', found {self.needs!r}")
+        if isinstance(self.also_blocks, str) or not {*self.also_blocks} <= {"copy", "detach", "stay"}:
+            raise ValueError(f"also_blocks must be a tuple of 'copy', 'detach', 'stay', found {self.also_blocks!r}")
 
     def resolve(self, obj: Any) -> Any:
         """Return the array without this blocker."""
@@ -191,20 +178,14 @@ class Blocker:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Guard:
-    """A question that must be answered with a false value before memory may leave.
+    """A question about an array that must be answered with a false value before memory may leave.
 
     Attributes
     ----------
     ask
-        Attribute of the array.
+        Attribute of the array, or method without arguments.
     blocker
-        What a true answer means; None where it only concerns the fast path.
-    call
-        Whether the attribute is a method without arguments.
-    of_owner
-        Whether the question is for the owner of the memory (`FastPath.owner`), not for the array.
-    resolve
-        Method of the array that makes the answer false for good, or None; with one, the guard blocks nothing.
+        What a true answer means; None: it only concerns the fast path.
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
         answer must be false for every other dtype.
@@ -214,10 +195,7 @@ class Guard:
 
     ask: str
     blocker: Blocker | None = None
-    call: bool = False
     kinds: tuple[str, ...] = ()
-    of_owner: bool = False
-    resolve: str | None = None
     optional: bool = False
 
     def holds(self, obj: Any) -> bool:
@@ -225,7 +203,36 @@ class Guard:
         if self.optional:
             return getattr(obj, self.ask, None) is not None
         answer = getattr(obj, self.ask)
-        return bool(answer() if self.call else answer)
+        return bool(answer() if callable(answer) else answer)
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Owner:
+    """The object that keeps an array's memory alive, if the array itself does not.
+
+    All names are those of attributes, or of methods without arguments.
+
+    Attributes
+    ----------
+    ask
+        What gives it, of an array.
+    type
+        Importable name of its type; needed if one of its other names is given, except for `address` alone.
+    address, nbytes
+        Its memory: where its owner could have been resized, nothing beyond is ever read. With `address` alone, arrays
+        of a type without an exchange table are read on CUDA devices: `Adapter.export` makes the same writable tensor
+        of the owner, this attribute of it, and of the array's shape, byte strides, dtype and ``__dlpack_device__()``;
+        address 0 where there are no elements.
+    freeze
+        ``(question, method of an array)``: while the owner says that it can be resized, this method forbids it.
+    """
+
+    ask: str
+    type: str = ""
+    address: str = ""
+    nbytes: str = ""
+    freeze: tuple[str, str] | tuple[()] = ()
 
 
 @set_module("dlx.adapter")
@@ -243,9 +250,11 @@ class FastPath:
         ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``), in
         a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
         process. What its borrow slot gives is copied before anything else is called. Or None.
-    managed
-        Whether conversions use the managed slot of the table, though it has a borrow slot: an array may lose its memory
-        while it lives. The borrow slot then serves what looks at one for the length of a call.
+    imports
+        Whether the exchange table makes arrays of the first of `Adapter.types`, if it can make any; else
+        `Adapter.load` does. False for the table of a base class, which makes arrays of the base. `Capabilities`: only
+        of what these allow, where they are less than `Adapter.capabilities`; what goes beyond takes the Python path.
+        A framework with several array types (`Adapter.variant`) must say what all of them take.
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.
@@ -253,50 +262,29 @@ class FastPath:
         Whether the fast path resolves blockers that a copy resolves, of an array on the host that neither the table
         nor `export` gives out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives
         the `Tensor` of the same copy, or None to leave it to these. False: the Python path does.
-    imports
-        Whether the exchange table makes arrays of the first of `Adapter.types`. False where it is that of a base, which
-        makes arrays of the base: it is used for export only, and imports go through `Adapter.load`.
-    one_type
-        Whether `Adapter.variant` gives the adapter itself for every tensor, though it is overridden.
-    takes
-        What every array type of a framework takes that has several (`Adapter.variant`), or what the table takes where
-        that is less than `Adapter.capabilities` say; what goes beyond takes the Python path. None: nothing of several
-        types, all of one.
-    returns_same
-        Whether an array that is in the target framework already may come back without being described; else it may
-        where `exchange` can describe it.
+    owner
+        What keeps an array's memory alive: an `Owner`, or ``"managed"`` for what the managed slot of the table makes,
+        since an array may lose its memory while it lives. None: the array.
     guards
-        Questions that must be answered false before memory may leave.
+        Questions that must be answered false before memory may leave. If ``detach=True`` is given, the method that
+        resolves a guard's blocker with that option is called.
     guard_function
         ``guard_function()`` gives a C function that answers guards for arrays of `types`, and which ones; or None. The
         function is in a capsule called ``"dlx_guard_function"``, an ``int (*)(void *array, const DLTensor *borrowed)``
         (`dlx.h`): first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are
         false, 0 = let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function
         checks, for every tensor, that it lies inside the memory of its owner.
-    detach
-        Method of an array that gives the same memory without a graph, called where ``detach=True`` and a guard holds.
-    owner
-        Method of an array that gives the object which keeps its memory alive. Empty: the array does.
-    owner_type
-        Importable name of that object's type.
-    owner_bounds
-        Methods of that object that give its address and its bytes: where it could have been resized, memory beyond is
-        never read.
-    switches
+    conditions
         ``(module, attribute, value)`` that must be that very value, or Python is asked.
-    confirmed
-        Dtypes for which the framework has several of its own; the array's must be the first one.
-    dtype_attribute
-        Attribute of an array that is its dtype.
-    memory
-        For types without an exchange table, of arrays on CUDA devices: the attribute that keeps an array's memory
-        alive, and the attribute of that which is the address. `Adapter.export` makes the same writable tensor of them
-        and of the array's shape, byte strides, dtype and ``__dlpack_device__()``; address 0 where there are no
-        elements. Empty: `Adapter.export` alone is asked.
+    checked_dtypes
+        Names of dtypes for which the framework has several dtypes of its own; an array's must be the first one.
+    checks_same
+        Whether the table must be able to describe even an array that is in the target framework already, since some
+        arrays are refused everywhere.
     describe
         ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
-        made a tensor; `name` is `Adapter.name`. Less need be asked than by `Adapter.describe`, which says the same.
-        None: that is asked.
+        made a tensor; `name` is `Adapter.name`. It asks less than `Adapter.describe`, and says the same. None: that is
+        asked.
     ready
         ``ready(array)`` says whether the fast path would neither wait for an array nor change it; else, or where this
         raises, `Adapter.describe` is asked, which does neither. None: it never would.
@@ -305,25 +293,24 @@ class FastPath:
     types: tuple[str, ...]
     subclasses: Callable[[type], bool] | None = None
     exchange: Callable[[], Any] | None = None
-    managed: bool = False
+    imports: bool | Capabilities = True
     export: Callable[[Any], Tensor | None] | None = None
     unblocks: Callable[[Any], Tensor | None] | bool = False
-    imports: bool = True
-    one_type: bool = False
-    takes: Capabilities | None = None
-    returns_same: bool = True
+    owner: Owner | Literal["managed"] | None = None
     guards: tuple[Guard, ...] = ()
     guard_function: Callable[[], tuple[Any, frozenset[str]] | None] | None = None
-    detach: str = ""
-    owner: str = ""
-    owner_type: str = ""
-    owner_bounds: tuple[str, ...] = ()
-    switches: tuple[tuple[str, str, Any], ...] = ()
-    confirmed: tuple[str, ...] = ()
-    dtype_attribute: str = "dtype"
-    memory: tuple[str, str] | tuple[()] = ()
+    conditions: tuple[tuple[str, str, Any], ...] = ()
+    checked_dtypes: tuple[str, ...] = ()
+    checks_same: bool = False
     describe: Callable[[str, Any, Tensor], Any] | None = None
     ready: Callable[[Any], bool] | None = None
+
+    def detach(self) -> str:
+        """Return the method of an array that gives the same memory without a graph, or nothing."""
+        for blocker in (guard.blocker for guard in self.guards):
+            if blocker is not None and blocker.needs == "detach" and isinstance(blocker.resolution, str):
+                return blocker.resolution
+        return ""
 
 
 @set_module("dlx.adapter")
@@ -359,21 +346,35 @@ class StreamSupport:
 
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
-class Ownership:
-    """What a hand-over does to an array.
+class Arrays:
+    """What is special about arrays of a framework; the defaults are those of ordinary arrays.
 
     Attributes
     ----------
+    immutable
+        Whether they count as read-only whatever they say.
+    root_only
+        Whether they pass through inside a container and are converted only as the root, as scalars and buffers do.
+    map_chunks
+        ``map_chunks(obj, options)`` returns a collection, for collections of arrays that are computed later. Each chunk
+        becomes what `dlx.convert` gives of it with these options, `to` among them. Both are pickled where other
+        processes compute. `Adapter.describe` gives a blocker that names what to call for the data itself.
     consume
-        ``consume(obj, tensor, shared)`` passes the point of no return and gives the tensor to hand over: from here on
+        ``consume(obj, tensor, shared)`` passes the point of no return and returns the tensor to hand over: from here on
         `obj` may be used up. `shared` says whether the consumer will read the producer's memory, or a copy of it.
     restore
-        ``restore(obj, tensor)`` undoes it after a consumer failed; `tensor` is what `consume` returned, or what it was
-        given, where an interrupt ended it at an unknown point. None: there is nothing to undo.
+        ``restore(obj, tensor)`` undoes `consume` after a consumer failed. `tensor` is what `consume` returned, or its
+        argument if an interrupt ended it at an unknown point.
+    alignment
+        Bytes that memory of the framework's own making is at least aligned to, for plans of copies that it makes.
     """
 
-    consume: Callable[[Any, Tensor, bool], Tensor]
+    immutable: bool = False
+    root_only: bool = False
+    map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
+    consume: Callable[[Any, Tensor, bool], Tensor] | None = None
     restore: Callable[[Any, Tensor], None] | None = None
+    alignment: int = 16
 
 
 @set_module("dlx.adapter")
@@ -460,13 +461,11 @@ class Container:
     live
         ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
         mapping whose elements are the container's own. None: `obj` itself.
-    getter
-        ``getter(live)`` gives a function of an index from 0 on, or of a string, that gives ``live[key]`` sooner than
-        that, or raises. None: ``live[key]`` is all there is.
-    unchanged
-        ``unchanged(live)`` gives a function of such a key and a child: whether `live` still holds that very child
-        there, found out without a wrapper of it. False also where it cannot be told. For containers that can change;
-        the child that a lazy view has read of another one is not looked at again.
+    reader
+        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``, or None: that is called.
+        ``get(key)`` returns the child at an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)``
+        says whether `live` still holds that very child there, without a wrapper of it; False if it cannot tell. It may
+        be None, and is asked of containers that can change only.
     """
 
     types: tuple[str, ...] = ()
@@ -480,8 +479,7 @@ class Container:
     holds: str | None = None
     falls_to: type | None = None
     live: Callable[[Any], Any] | None = None
-    getter: Callable[[Any], Callable[[Any], Any]] | None = None
-    unchanged: Callable[[Any], Callable[[Any, Any], bool]] | None = None
+    reader: Callable[[Any], tuple[Callable[[Any], Any], Callable[[Any, Any], bool] | None]] | None = None
 
     def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
         """Return where the child number `i` is, as a part of `DlxError.path`: its key; nothing for a wrapper's."""

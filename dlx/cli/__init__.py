@@ -1,7 +1,7 @@
 """The command `dlx`: what an array is, where it can go, and what this machine has.
 
-Nothing is imported before it is needed: `--help` loads argparse only, a file's header needs no framework, and tables
-are drawn by rich for terminals alone. Exit status: 0 done; 1 refused, or not all ready, under ``--strict``; 2 bad input
+Nothing is imported before it is needed: `--help` loads argparse only, a file's header needs no framework, and rich
+draws progress bars only. Exit status: 0 done; 1 refused, or not all ready, under ``--strict``; 2 bad input
 or a wrong call, in one line on stderr, and as JSON on stdout under ``--json``.
 """
 

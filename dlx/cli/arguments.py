@@ -20,7 +20,7 @@ COPY = {None: "auto", False: "never", True: "always"}
 """Values of ``copy`` as the option ``--copy`` has them."""
 
 SHELLS = ("bash", "zsh", "fish")
-"""Whose words `dlx completion` completes."""
+"""The shells for which `dlx completion` prints a script."""
 
 _SOURCE = """\
 a source is
@@ -172,9 +172,9 @@ def _commands() -> dict[str, _Command]:
                 _option("target", metavar="OUT", help="its name's end says the format"),
                 _flag("--force", "replace OUT if it is there"),
             ],
-            "OUT appears once it is complete and on the disk: a run that is killed leaves\n"
-            "nothing, or .OUT.dlx-partial, which the next run takes over. Arrays are written\n"
-            "one at a time; nothing in IN is run.",
+            "OUT appears once it is complete and on the disk: a run that is killed may leave\n"
+            ".OUT.dlx-partial, which the next run takes over. Arrays are written one at a\n"
+            "time; nothing in IN is run.",
         ),
         "dtypes": _Command(
             "show every dtype: DLPack's numbers, and what each framework calls it",
@@ -223,15 +223,8 @@ def _commands() -> dict[str, _Command]:
             "print what a shell needs to complete the words of dlx",
             [_option("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))],
             'bash  eval "$(dlx completion bash)" in ~/.bashrc\n'
-            "zsh   source <(dlx completion zsh) in ~/.zshrc, after compinit\n"
-            "fish  dlx completion fish | source, in ~/.config/fish/config.fish",
-        ),
-        "bench": _Command(
-            "measure conversions between the frameworks installed here",
-            [
-                _option("--pairs", metavar="A:B", help="pairs, as in numpy:torch,torch:numpy; default: all"),
-                _flag("--quick", "fewer rounds"),
-            ],
-            "Figures are of this machine as it is now.",
+            'zsh   eval "$(dlx completion zsh)" in ~/.zshrc, after compinit\n'
+            "fish  dlx completion fish | source, in ~/.config/fish/config.fish\n\n"
+            "The script is made by shtab, which the extra [completion] installs.",
         ),
     }

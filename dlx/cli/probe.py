@@ -49,13 +49,14 @@ def _framework(name: str) -> dict[str, Any]:
     from dlx._registry.registry import registry
     from dlx._support.reflect import type_name
     from dlx._version import __version__
+    from dlx.adapter.base import version_of
     from dlx.cli.sources.objects import capsule_facts
     from dlx.cli.sources.samples import array_of
 
     start = time.perf_counter()
     adapter = registry.target(name).adapter
     answer: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 2)}
-    answer["version"] = __version__ if name == "dlx" else adapter.version()
+    answer["version"] = __version__ if name == "dlx" else version_of(adapter)
     if next(iter(adapter.devices.available()), None) is None:
         return answer | {"no_device": True}
     array = array_of(name, "float32")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx._api import convert as api
-from dlx._core.types import Device
+from dlx._core.types import HOST
 from dlx._engine.plan import Plan, Step
 from dlx._registry.registry import adapters
 from dlx.adapter import Adapter, over_memory
@@ -140,4 +140,4 @@ def outcome(entry: Entry, target: str, **options: Any) -> Outcome:
 def _abstract(entry: Entry) -> Any:
     """Return a compact, aligned tensor whose memory must not be read."""
     assert entry.dtype is not None and entry.shape is not None
-    return over_memory(_ALIGNED, entry.shape, None, entry.dtype, Device("cpu"), owner=None)
+    return over_memory(_ALIGNED, entry.shape, None, entry.dtype, HOST, owner=None)

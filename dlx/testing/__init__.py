@@ -7,7 +7,6 @@ as a generic producer, through ``__dlpack__``, ``__dlpack_device__`` and its ``f
 
 from __future__ import annotations
 
-from dlx.testing.catalog import LIBRARIES, find
 from dlx.testing.check import CHECKS, Check, Verdict, excepting, of_kinds
 from dlx.testing.checks import (  # noqa: F401  each enters its checks
     adapter_contract,
@@ -20,10 +19,9 @@ from dlx.testing.checks import (  # noqa: F401  each enters its checks
     producer_lifetime,
     producer_requests,
 )
-from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.pytest_plugin import pytest_addoption, pytest_collection_modifyitems, pytest_configure
 from dlx.testing.runner import run
-from dlx.testing.subject import Subject
+from dlx.testing.subject import LIBRARIES, Broken, NotApplicable, Subject, find
 from dlx.testing.subjects import frameworks, others  # noqa: F401  each enters its libraries
 from dlx.testing.support.capsules import Taken
 from dlx.testing.support.producers import OldSource, Source, pattern

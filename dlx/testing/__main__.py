@@ -1,6 +1,6 @@
-"""``python -m dlx.testing NAME...``: grade libraries, print tables, write a report.
+"""``python -m dlx.testing NAME...``: grade libraries, print tables or JSON.
 
-Exit status: 0 every promise is kept or excepted, 1 one is broken, 2 something could not be graded or written; 130
+Exit status: 0 every promise is kept or excepted, 1 one is broken, 2 something could not be graded or printed; 130
 interrupted, 141 nobody reads on.
 """
 
@@ -11,24 +11,22 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._support.stdout import own_stdout, silence
 from dlx._version import __version__
-from dlx.testing.catalog import LIBRARIES, find
 from dlx.testing.check import CHECKS, KINDS, declared, excepting, of_kinds
-from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_picture, as_text, from_json, ordered
+from dlx.testing.report import SCHEMA, Grades, as_json, as_text
 from dlx.testing.runner import run
-from dlx.testing.subject import Subject
+from dlx.testing.subject import LIBRARIES, Subject, find
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m dlx.testing", description="Hold DLPack libraries and dlx adapters to what they promise.",
         epilog="Exit status: 0 all kept or excepted, 1 a promise is broken, "
-        "2 something could not be graded or written.",
+        "2 something could not be graded or printed.",
     )  # fmt: skip
     known = ", ".join(LIBRARIES)
     parser.add_argument(
@@ -41,11 +39,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a promise that is known to be broken, and why",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a page, and a picture beside it")
-    parser.add_argument(
-        "--add", action="append", default=[], type=Path, metavar="FILE.json",
-        help="for --report: grades that --json printed, in another environment; may be repeated",
-    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="show the checks and end; with --json as JSON")
     return parser
 
@@ -62,8 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         silence(sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`: nobody reads the rest
             return 141
-        path = f"{error.filename}: " if error.filename else ""
-        print(f"python -m dlx.testing: writing failed: {path}{error.strerror or error}", file=sys.stderr)
+        print(f"python -m dlx.testing: writing failed: {error.strerror or error}", file=sys.stderr)
         return 2
 
 
@@ -88,29 +80,14 @@ def _main(arguments: list[str] | None) -> int:
         except (LookupError, ImportError, ValueError, RuntimeError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             errors.append({"subject": spec, "message": str(error)})
-            # A page is about what is there; a grade that was asked for and not given is a failure.
-            status = status if options.report and isinstance(error, ImportError) else 2
+            status = 2
             continue
         grades.append(found)
         status = max(status, found.status)
-        if not options.json and not options.report:
+        if not options.json:
             as_text(found, Screen(parser.prog))
-    for path in options.add:
-        try:
-            grades += from_json(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            parser.error(f"{path} holds no grades: {error}")
     if options.json:
         print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
-    if options.report and grades:
-        image = options.report.with_suffix(".svg")
-        command = (
-            f"python -m dlx.testing --report {options.report} --kinds {options.kinds} {' '.join(options.subjects)}"
-            + "".join(f" --add {path}" for path in options.add)
-        )
-        options.report.write_text(as_page(grades, command, image.name), encoding="utf-8")
-        image.write_text(as_picture(grades), encoding="utf-8")
-        print(f"{options.report} and {image.name}: {len(grades)} libraries, {len(ordered(grades))} promises")
     return status
 
 

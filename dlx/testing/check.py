@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dlx._support.module import set_module
 from dlx.errors import DlxError
-from dlx.testing.outcome import Broken, NotApplicable
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject
 from dlx.testing.support.capsules import NotACapsule
 from dlx.testing.support.producers import Source
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._support.module import set_module
-from dlx.testing.catalog import find
 from dlx.testing.check import CHECKS, KINDS, Verdict, declared, excepting, of_kinds
 from dlx.testing.runner import run
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Subject, find
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 

@@ -1,20 +1,57 @@
-"""How a library describes itself to the kit: what it can make, take and say about its own arrays."""
+"""How a library describes itself to the kit, where the kit finds it, and how a check says that it breaks a promise."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlx._protocols.dlpack import keywords_of
+from dlx._registry.registry import adapters, registry
 from dlx._support.module import set_module
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line
+from dlx._support.reflect import exception_text
+from dlx.adapter.base import Adapter
+from dlx.errors import AdapterNotFoundError
 from dlx.testing.support.capsules import Taken
 from dlx.testing.support.producers import Source, pattern, spread
 
-__all__ = ["Subject"]
+__all__ = [
+    *("LIBRARIES", "Broken", "NotApplicable", "Subject"),
+    *("adapter_of", "attempt", "error_line", "find", "library", "must"),
+]
+
+
+@set_module("dlx.testing")
+class Broken(AssertionError):
+    """A promise is broken; the text says what was seen."""
+
+
+@set_module("dlx.testing")
+class NotApplicable(Exception):
+    """A subject has nothing that the promise is about; the text says what is missing."""
+
+
+def must(kept: Any, seen: str) -> None:
+    """Raise `Broken` with what was seen, unless the promise is kept."""
+    if not kept:
+        raise Broken(seen)
+
+
+def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
+    """Call a library; return (result, None), or (None, what it raised)."""
+    try:
+        return do(*args, **keywords), None
+    except (KeyboardInterrupt, SystemExit, NotApplicable, Broken):
+        raise
+    except BaseException as error:  # jax and pyo3 have errors of their own kind
+        return None, error.with_traceback(None)
+
+
+def error_line(error: BaseException | None) -> str:
+    """Return an exception in one line."""
+    return "nothing" if error is None else " ".join(exception_text(error, 160).split())
 
 
 @set_module("dlx.testing")
@@ -226,3 +263,62 @@ def _differing(expected: bytes, found: bytes) -> str:
     at = next(i for i in range(len(expected)) if expected[i] != found[i])
     start = at - at % 8
     return f"bytes {start} to {start + 8} are {found[start : start + 8].hex()}, not {expected[start : start + 8].hex()}"
+
+
+# ---- the subjects that the kit knows ---------------------------------------------------------------------------------
+
+LIBRARIES: dict[str, Callable[[], Subject]] = {}
+"""Name -> function that imports the library and describes it."""
+
+
+def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
+    """Register a function that makes a subject."""
+
+    def enter(make: Callable[[], Subject]) -> Callable[[], Subject]:
+        LIBRARIES[name] = make
+        return make
+
+    return enter
+
+
+def adapter_of(name: str) -> Adapter | None:
+    """Return the adapter of a name or a package, its framework imported; it need not be a target."""
+    try:
+        return registry.target(name).adapter
+    except AdapterNotFoundError:
+        found = next((each for each in adapters().values() if name in (each.name, each.package)), None)
+    if found is not None:
+        importlib.import_module(found.package)
+    return found
+
+
+@set_module("dlx.testing")
+def find(spec: str) -> Subject:
+    """Return a subject: a library known here, an adapter's name, or ``module:attribute``.
+
+    Raises
+    ------
+    LookupError
+        If there is no such thing.
+    ImportError
+        If it is not installed.
+    """
+    if ":" in spec:
+        module, _, attribute = spec.partition(":")
+        found = getattr(importlib.import_module(module), attribute, None)
+        found = found() if callable(found) and not isinstance(found, Subject) else found
+        if not isinstance(found, Subject):
+            raise LookupError(f"{spec} is {found!r}, not a dlx.testing.Subject")
+        return replace(found, spec=spec)
+    if spec in LIBRARIES:
+        known = replace(LIBRARIES[spec](), spec=spec)
+        own = adapter_of(spec) if not known.adapter else None  # a third party's
+        return known if own is None else replace(known, adapter=own.name)
+    adapter = adapter_of(spec)
+    if adapter is None:
+        others = ", ".join(name for name in adapters() if name not in LIBRARIES)
+        more = f"; further adapters of dlx: {others}" if others else ""
+        raise LookupError(
+            f"the kit knows no {spec!r}. It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
+        )
+    return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)

@@ -69,7 +69,7 @@ def graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 def c_names(text: str) -> set[str]:
     """Return the functions and variables that C source defines for other files; it is formatted by clang-format."""
-    top = r"(?m)^(?!(?:DLX_HOT )?static|INLINE|RARE|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
+    top = r"(?m)^(?!static|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
     functions = re.findall(top + r"(\w+)\([^;{}]*\) \{", text)
     return {*functions, *re.findall(top + r"(\w+)(?:\[\w*\])*(?: =|;)", text)}
 
@@ -83,6 +83,39 @@ def c_graph(root: Path = ROOT) -> dict[str, set[str]]:
     return {
         file: {home[word] for word in re.findall(r"\w+", text) if word in home} - {file} for file, text in texts.items()
     }
+
+
+def c_includes(root: Path = ROOT) -> dict[str, set[str]]:
+    """Return {C file: files of c_src that it includes}."""
+    paths = {path.name: str(path.relative_to(root)) for path in (root / "c_src").rglob("*.h")}
+    return {
+        str(path.relative_to(root)): {
+            paths[name] for name in re.findall(r'#include "(?:\w+/)*([\w.]+)"', path.read_text(encoding="utf-8"))
+        }
+        for path in sorted((root / "c_src").rglob("*.[ch]"))
+    }
+
+
+def c_structs(text: str) -> dict[str, int]:
+    """Return {struct: how many members it has}; a macro that lists rows counts as many as it has."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    lists = dict(re.findall(r"#define (\w+)\(\w+\)((?:[^\n]*\\\n)+[^\n]*)", text))
+    text = re.sub(r"^[ ]*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
+    found = {}
+    for start in re.finditer(r"\bstruct( \w+)?\s*\{", text):
+        end, depth = start.end(), 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        body = text[start.end() : end - 1]
+        rows = sum(
+            len(re.findall(r"(?m)^\s*\w+\(", lists[name])) for name in re.findall(r"(\w+)\(", body) if name in lists
+        )
+        while re.search(r"\([^()]*\)|\{[^{}]*\}", body):
+            body = re.sub(r"\([^()]*\)|\{[^{}]*\}", "", body)
+        name = re.match(r"\s*(\w*)", text[end:])[1] or (start[1] or "").strip() or "a struct without a name"
+        found[name] = rows + body.count(";") + body.count(",")
+    return found
 
 
 def layer(module: str) -> str:

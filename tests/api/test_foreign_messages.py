@@ -18,6 +18,7 @@ from dlx._support.reflect import MAX_MESSAGE, exception_text, first_line
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -27,7 +28,6 @@ from dlx.adapter import (
     FastPath,
     GradSupport,
     Layout,
-    Ownership,
     Placement,
     StreamSupport,
     WriteTracking,
@@ -79,27 +79,28 @@ def described_by(blocker):
 
 HOOKS = {  # the hook that fails -> facts of the adapter
     name: {name: fail}
-    for name in ("capabilities", "classes", "copy", "describe", "export", "fresh", "initialize", "load", "module",
-                 "variant", "version", "map_chunks")
+    for name in ("capabilities", "copy", "describe", "export", "load", "variant")
 }  # fmt: skip
 HOOKS |= {f"dtypes.{name}": {"dtypes": type("Types", (DTypes,), {name: fail})("builtins", {"float32": "float"})}
           for name in ("to_native", "from_native", "native_name", "viewed")}  # fmt: skip
 HOOKS |= {f"devices.{name}": {"devices": type("Places", (Devices,), {name: fail})()}
-          for name in ("to_native", "from_native", "of", "default", "current", "activate", "available")}  # fmt: skip
+          for name in ("to_native", "from_native", "of", "default", "current", "activate", "new_array",
+                       "available")}  # fmt: skip
 HOOKS |= {f"fast_path.{name}": {"fast_path": replace(FastPath(types=("faillib.Array",)), **{name: fail})}
           for name in ("subclasses", "exchange", "export", "guard_function", "describe", "ready")}  # fmt: skip
 HOOKS |= {f"streams.{name}": {"streams": StreamSupport(**{name: fail})}
           for name in ("current", "activate", "ready", "quick")}  # fmt: skip
 HOOKS |= {f"writes.{name}": {"writes": WriteTracking(**{name: fail})} for name in ("guarded", "count", "mark_written")}
 HOOKS |= {
-    "ownership.consume": {"ownership": Ownership(consume=fail)},
-    "ownership.restore": {"ownership": Ownership(consume=lambda obj, tensor, shared: tensor, restore=fail)},
+    "arrays.map_chunks": {"arrays": Arrays(map_chunks=fail)},
+    "arrays.consume": {"arrays": Arrays(consume=fail)},
+    "arrays.restore": {"arrays": Arrays(consume=lambda obj, tensor, shared: tensor, restore=fail)},
     "placement.load": {"placement": Placement(load=fail, is_committed=lambda obj: True)},
     "placement.is_committed": {"placement": Placement(load=lambda tensor, committed: None, is_committed=fail)},
     "is_tracing": {"is_tracing": fail},
     "gradients.is_tracked": {"gradients": GradSupport(is_tracked=fail)},
     "info": {"describe": lambda self, obj: Description(fail)},
-    "resolution": {"describe": described_by(Blocker("its values are pending", resolution=fail, copies=True))},
+    "resolution": {"describe": described_by(Blocker("its values are pending", resolution=fail, needs="copy"))},
 }
 HOLDERS = {f"containers.{name}": {name: fail} for name in ("flatten", "unflatten", "new_empty", "identity")}
 
@@ -212,12 +213,12 @@ def test_of_a_hooks_error_the_first_line_is_quoted(enter, hook, np):
 
 
 QUIET = {  # hooks whose failure is not an error of a call on the host: the call does without, or does not ask
-    "classes", "containers.identity", "containers.new_empty", "devices.activate", "devices.available",
+    "containers.identity", "containers.new_empty", "devices.activate", "devices.available",
     "devices.default", "devices.of", "dtypes.from_native", "dtypes.native_name", "dtypes.to_native", "dtypes.viewed",
     "fast_path.describe", "fast_path.exchange", "fast_path.export", "fast_path.guard_function", "fast_path.ready",
-    "fast_path.subclasses", "fresh", "gradients.is_tracked", "module",
-    "ownership.restore", "streams.activate", "streams.current", "streams.quick",
-    "streams.ready", "variant", "version", "writes.count", "writes.guarded",
+    "fast_path.subclasses", "gradients.is_tracked",
+    "devices.new_array", "arrays.restore", "streams.activate", "streams.current", "streams.quick",
+    "streams.ready", "variant", "writes.count", "writes.guarded",
 }  # fmt: skip
 
 

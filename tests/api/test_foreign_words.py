@@ -61,11 +61,11 @@ def test_the_fix_of_a_producers_own_error_arrives_unchanged(call, kind):
 @pytest.mark.parametrize("option", [(), (("detach", True),)], ids=["", "with an option"])
 def test_the_fix_of_a_blocker_arrives_unchanged(call, option, monkeypatch):
     """An adapter's own sentence stands beside what dlx says of its options."""
-    blocker = Blocker("it is sealed", SAYS, option="detach" if option else None, resolution="x" if option else None)
+    blocker = Blocker("it is sealed", SAYS, needs="detach" if option else None, resolution="x" if option else None)
     adapter = type(dlx._registry.generic.DLPACK)
     monkeypatch.setattr(adapter, "describe", lambda self, obj: Description(blockers=(blocker,)))
     called = dlx.using("dlx", detach=False)(lambda x: x) if call is CALLS["using"] else call
-    with pytest.raises(errors.CopyRequiredError) as caught:
+    with pytest.raises(errors.LayoutError) as caught:
         called(Sealed(None))
     assert caught.value.option == option
     assert (caught.value.fix == SAYS) is not bool(option) and caught.value.fix.endswith(SAYS)

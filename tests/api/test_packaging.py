@@ -79,6 +79,7 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     info = {name for name in names if ".dist-info/" in name}
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx" / "cli" / "templates").iterdir()}
     expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
     expected |= {path.name for path in (ROOT / "adapters").glob("*.py")}
     expected |= {
@@ -208,8 +209,9 @@ def test_the_page_on_installing_lists_the_extras_as_they_are():
     """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
-    assert {*rows} == {*FRAMEWORKS, "all", "dev"}
-    for name in {*rows} - {"all", "dev"}:
+    others = {"all", "completion", "dev"}
+    assert {*rows} == {*FRAMEWORKS, *others}
+    for name in {*rows} - others:
         (each,) = PROJECT["optional-dependencies"][name]
         (bound,) = packaging.Requirement(each).specifier
         assert f" {bound.version} or later" in rows[name]

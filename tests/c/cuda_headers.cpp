@@ -6,7 +6,7 @@
 #define CU_EVENT_DISABLE_TIMING DLX_EVENT_DISABLE_TIMING
 #define CU_STREAM_NON_BLOCKING DLX_STREAM_NON_BLOCKING
 extern "C" {
-#include "cuda/ipc.h"
+#include "cuda/driver.h"
 }
 #undef CU_EVENT_DISABLE_TIMING
 #undef CU_STREAM_NON_BLOCKING
@@ -51,7 +51,8 @@ constexpr bool is_number = std::is_integral<T>::value || std::is_enum<T>::value;
 template <class A, class B>
 constexpr bool is_alike =
     sizeof(A) == sizeof(B) &&
-    ((std::is_pointer<A>::value && std::is_pointer<B>::value) || (is_number<A> && is_number<B>));
+    ((std::is_pointer<A>::value && std::is_pointer<B>::value) ||
+     (std::is_class<A>::value && std::is_class<B>::value) || (is_number<A> && is_number<B>));
 
 template <class A, class B>
 struct same_function : std::false_type {};
@@ -73,44 +74,10 @@ struct same_function<A (*)(As...), B (*)(Bs...)> {
   static constexpr bool value = find();
 };
 
-#define FUNCTION(field, symbol) \
-  static_assert(same_function<decltype(cu_table::field), decltype(&symbol)>::value, #symbol)
+#define FUNCTION(kind, field, symbol, parameters) \
+  static_assert(same_function<decltype(cu_table::field), decltype(&symbol)>::value, #symbol);
 
-FUNCTION(Init, cuInit);
-FUNCTION(GetErrorName, cuGetErrorName);
-FUNCTION(GetErrorString, cuGetErrorString);
-FUNCTION(DeviceGetCount, cuDeviceGetCount);
-FUNCTION(DeviceGet, cuDeviceGet);
-FUNCTION(DeviceGetName, cuDeviceGetName);
-FUNCTION(DeviceGetAttribute, cuDeviceGetAttribute);
-FUNCTION(DeviceCanAccessPeer, cuDeviceCanAccessPeer);
-FUNCTION(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain);
-FUNCTION(CtxPushCurrent, cuCtxPushCurrent_v2);
-FUNCTION(CtxPopCurrent, cuCtxPopCurrent_v2);
-FUNCTION(PointerGetAttribute, cuPointerGetAttribute);
-FUNCTION(StreamCreate, cuStreamCreate);
-FUNCTION(StreamSynchronize, cuStreamSynchronize);
-FUNCTION(StreamQuery, cuStreamQuery);
-FUNCTION(StreamWaitEvent, cuStreamWaitEvent);
-FUNCTION(StreamIsCapturing, cuStreamIsCapturing);
-FUNCTION(EventCreate, cuEventCreate);
-FUNCTION(EventRecord, cuEventRecord);
-FUNCTION(EventQuery, cuEventQuery);
-FUNCTION(EventSynchronize, cuEventSynchronize);
-FUNCTION(EventDestroy, cuEventDestroy_v2);
-FUNCTION(MemAlloc, cuMemAlloc_v2);
-FUNCTION(MemFree, cuMemFree_v2);
-FUNCTION(MemcpyAsync, cuMemcpyAsync);
-FUNCTION(MemcpyPeerAsync, cuMemcpyPeerAsync);
-FUNCTION(Memcpy2DAsync, cuMemcpy2DAsync_v2);
-FUNCTION(ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
-FUNCTION(MemPoolCreate, cuMemPoolCreate);
-FUNCTION(MemPoolDestroy, cuMemPoolDestroy);
-FUNCTION(MemPoolSetAttribute, cuMemPoolSetAttribute);
-FUNCTION(MemPoolSetAccess, cuMemPoolSetAccess);
-FUNCTION(MemAllocFromPoolAsync, cuMemAllocFromPoolAsync);
-FUNCTION(MemFreeAsync, cuMemFreeAsync);
-FUNCTION(StreamGetCaptureInfo, cuStreamGetCaptureInfo_v2);
+CU_CALLS(FUNCTION)
 
 #define MEMBER(type, ours, their_type, theirs)                                    \
   static_assert(offsetof(type, ours) == offsetof(their_type, theirs) &&           \
@@ -147,7 +114,6 @@ static_assert(sizeof(cu_pool_properties) == sizeof(CUmemPoolProps), "");
 MEMBER(cu_pool_access, where, CUmemAccessDesc, location);
 MEMBER(cu_pool_access, access, CUmemAccessDesc, flags);
 static_assert(sizeof(cu_pool_access) == sizeof(CUmemAccessDesc), "");
-// What c_src/cuda/ipc.h declares, for memory of several processes.
 
 SAME(CU_NOT_FOUND, CUDA_ERROR_NOT_FOUND);
 SAME(CU_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED);
@@ -160,48 +126,14 @@ SAME(CU_DEVICE_HAS_IPC, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
 SAME(CU_EVENT_BETWEEN_PROCESSES, CU_EVENT_INTERPROCESS);
 SAME(CU_IPC_PEERS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 SAME(CU_DESCRIPTOR, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-SAME(CU_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
-SAME(CU_ON_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
-SAME(CU_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(CU_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(sizeof(cu_uuid) == sizeof(CUuuid) && sizeof(cu_ipc) == sizeof(CUipcMemHandle), "");
 static_assert(sizeof(cu_ipc) == sizeof(CUipcEventHandle), "");
 static_assert(sizeof(cu_allocation) == sizeof(CUmemGenericAllocationHandle), "");
-static_assert(sizeof(cu_properties) == sizeof(CUmemAllocationProp), "");
-static_assert(offsetof(cu_properties, handles) ==
+static_assert(sizeof(cu_allocation_properties) == sizeof(CUmemAllocationProp), "");
+static_assert(offsetof(cu_allocation_properties, handles) ==
                   offsetof(CUmemAllocationProp, requestedHandleTypes), "");
-static_assert(offsetof(cu_properties, location) == offsetof(CUmemAllocationProp, location), "");
-static_assert(offsetof(cu_properties, windows) ==
+static_assert(offsetof(cu_allocation_properties, location) == offsetof(CUmemAllocationProp, location), "");
+static_assert(offsetof(cu_allocation_properties, windows) ==
                   offsetof(CUmemAllocationProp, win32HandleMetaData), "");
-static_assert(offsetof(cu_properties, compression) == offsetof(CUmemAllocationProp, allocFlags), "");
-static_assert(sizeof(cu_access) == sizeof(CUmemAccessDesc), "");
-static_assert(offsetof(cu_access, flags) == offsetof(CUmemAccessDesc, flags), "");
-
-template <class A, class B>
-struct same_with_structs : std::false_type {};  // structs by value: of one size
-
-template <class... As, class... Bs>
-struct same_with_structs<int (*)(As...), CUresult (*)(Bs...)> {
-  static constexpr bool value = sizeof...(As) == sizeof...(Bs) && ((sizeof(As) == sizeof(Bs)) && ...);
-};
-
-#define IPC_FUNCTION(field, symbol) \
-  static_assert(same_with_structs<decltype(cu_ipc_table::field), decltype(&symbol)>::value, #symbol)
-
-IPC_FUNCTION(DeviceGetUuid, cuDeviceGetUuid_v2);
-IPC_FUNCTION(IpcGetMemHandle, cuIpcGetMemHandle);
-IPC_FUNCTION(IpcOpenMemHandle, cuIpcOpenMemHandle_v2);
-IPC_FUNCTION(IpcCloseMemHandle, cuIpcCloseMemHandle);
-IPC_FUNCTION(IpcGetEventHandle, cuIpcGetEventHandle);
-IPC_FUNCTION(IpcOpenEventHandle, cuIpcOpenEventHandle);
-IPC_FUNCTION(MemCreate, cuMemCreate);
-IPC_FUNCTION(MemRelease, cuMemRelease);
-IPC_FUNCTION(MemRetainAllocationHandle, cuMemRetainAllocationHandle);
-IPC_FUNCTION(MemGetAllocationGranularity, cuMemGetAllocationGranularity);
-IPC_FUNCTION(MemAddressReserve, cuMemAddressReserve);
-IPC_FUNCTION(MemAddressFree, cuMemAddressFree);
-IPC_FUNCTION(MemMap, cuMemMap);
-IPC_FUNCTION(MemUnmap, cuMemUnmap);
-IPC_FUNCTION(MemSetAccess, cuMemSetAccess);
-IPC_FUNCTION(MemExportToShareableHandle, cuMemExportToShareableHandle);
-IPC_FUNCTION(MemImportFromShareableHandle, cuMemImportFromShareableHandle);
+static_assert(offsetof(cu_allocation_properties, compression) == offsetof(CUmemAllocationProp, allocFlags), "");

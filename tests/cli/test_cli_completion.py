@@ -1,5 +1,7 @@
 """`dlx completion`: the words of the parser, completed by the shells themselves."""
 
+import argparse
+import json
 import os
 import re
 import select
@@ -11,8 +13,9 @@ import time
 import pytest
 from command import COMMANDS, document, here
 
-from dlx.cli.arguments import SHELLS
-from dlx.cli.commands import completion
+from dlx.cli.arguments import SHELLS, parser
+
+pytest.importorskip("shtab")
 
 
 @pytest.fixture
@@ -50,16 +53,31 @@ CASES = [  # the words so far, and what is offered
 ]
 
 
+def parsers():
+    """Return the parser of each command, and that of `dlx` itself."""
+    top = parser()
+    (commands,) = (each for each in top._actions if each.nargs == argparse.PARSER)
+    return [top, *commands.choices.values()]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_is_made_from_the_parser(shell):
     """It has every option of every command; --json gives it as a text."""
     found = document("completion", shell)["script"]
-    for command in completion.commands():
-        for option in command.options:
-            for name in option.names:
+    for command in parsers():
+        for action in command._actions:
+            for name in action.option_strings:
                 assert (
                     name if shell != "fish" else f" -l {name[2:]}" if name[:2] == "--" else f" -s {name[1]}"
                 ) in found
+
+
+def test_without_shtab(monkeypatch):
+    """The one line names the command that installs it."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    status, out = here("completion", "bash", "--json")
+    error = {"kind": "BadInput", "message": "`dlx completion` needs shtab: pip install shtab"}
+    assert (status, json.loads(out)["error"]) == (2, error)
 
 
 def test_bash(script):
@@ -67,7 +85,10 @@ def test_bash(script):
     lines = [f"source {script('bash')}"]
     for words, _ in CASES:
         given = " ".join(f"'{each}'" for each in ["dlx", *words])
-        lines += [f"COMP_WORDS=({given}); COMP_CWORD={len(words)}; _dlx", 'printf "%s\\n" "${COMPREPLY[@]}" =====']
+        lines += [
+            f"COMP_WORDS=({given}); COMP_CWORD={len(words)}; _shtab_dlx",
+            'printf "%s\\n" "${COMPREPLY[@]}" =====',
+        ]
     done = subprocess.run(["bash", "--norc", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     offered = [set(filter(None, part.splitlines())) for part in done.stdout.split("=====\n")[:-1]]
@@ -109,7 +130,7 @@ def test_zsh(script):
             shown += os.read(child.stdout.fileno(), 1 << 16).decode("utf-8", "replace").replace("\r", "")
 
     try:
-        start = f"unsetopt zle prompt_sp; autoload -Uz compinit; compinit -u -D; source {name}; setopt zle"
+        start = f'unsetopt zle prompt_sp; autoload -Uz compinit; compinit -u -D; eval "$(<{name})"; setopt zle'
         child.stdin.write(f"{start}; dlx() {{ print -r -- \"called $*.\" }}; print rea''dy\n".encode())
         until(r"ready\n")
         for number, words in enumerate(typed, 1):

@@ -208,66 +208,58 @@ def test_a_row_too_long_for_arrow_is_refused(tmp_path, capsys):
     assert "a row of .arrow has at most 2,147,483,647 elements along a dimension" in said and "Write .npz" in said
 
 
-def without(monkeypatch, *, links=True):
-    """Make the file system one that has no files without names, and no hard links."""
-    monkeypatch.setattr(atomic, "_BY_NUMBER", "/nonexistent")
-    if not links:
+def no_links(monkeypatch):
+    """Make the file system one without hard links."""
 
-        def link(*_, **__):
-            raise PermissionError(errno.EPERM, "Operation not permitted")
+    def link(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
 
-        monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "link", link)
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_without_links_and_files_without_names(folder, monkeypatch, capsys, links):
-    """The same files and refusals."""
-    without(monkeypatch, links=links)
-    assert here("convert", "x.npz", "y.npz")[0] == 0 and len(opened("y.npz")) == 12
-    (folder / "y.npz").write_text("old")
-    assert here("convert", "x.npz", "y.npz")[0] == 2 and "it is there already" in capsys.readouterr().err
-    assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
+def test_a_file_that_appears_in_between_is_kept(folder):
+    """Only `--force` replaces it; what was written goes."""
     with pytest.raises(FileError, match="it is there already"), atomic.replaced(folder / "z", force=False):
         (folder / "z").write_text("theirs")
     assert (folder / "z").read_text() == "theirs"
-    assert {each.name for each in folder.iterdir()} == {"x.npz", "y.npz", "z"}
+    assert {each.name for each in folder.iterdir()} == {"x.npz", "z"}
 
 
-def test_without_links_the_name_is_given_in_one_step(folder):
-    """Nothing else opens OUT, renames onto it, or is between the last step and the file: a kill leaves no empty one."""
+@pytest.mark.parametrize("force", [False, True])
+def test_the_name_is_given_in_one_step(folder, force):
+    """Nothing opens OUT or renames onto it but the last step: a kill leaves no empty file."""
     code = """
-    import errno, os, sys
+    import os, sys
     import dlx.cli
-    from dlx._files import atomic
-    atomic._BY_NUMBER = "/nonexistent"
-    def link(*_, **__):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-    os.link = link
+    steps = []
     def hook(event, values):
-        if event in ("open", "os.rename") and str(values[0 if event == "open" else 1]).endswith("/y.npz"):
-            os._exit(99)
+        if event in ("open", "os.link", "os.rename", "os.remove", "os.truncate"):
+            if str(values[0 if event == "open" else min(1, len(values) - 1)]).endswith("/y.npz"):
+                steps.append(event)
     sys.addaudithook(hook)
-    sys.exit(dlx.cli.main(sys.argv[1:]))
+    status = dlx.cli.main(sys.argv[1:])
+    print(*steps, file=sys.stderr)
+    sys.exit(status)
     """
-    status, _, err = dlx("convert", "x.npz", "y.npz", code=textwrap.dedent(code), memory=None)
-    assert status == 0, err
+    words = ["--force"] * force
+    status, _, err = dlx("convert", "x.npz", "y.npz", *words, code=textwrap.dedent(code), memory=None)
+    assert (status, err) == (0, "os.rename\n" if force else "os.link\n")
     assert len(opened("y.npz")) == 12 and {each.name for each in folder.iterdir()} == {"x.npz", "y.npz"}
 
 
-def test_without_links_and_such_a_rename_it_is_refused(folder, monkeypatch, capsys):
+def test_without_links_it_is_refused(folder, monkeypatch, capsys):
     """Only `--force` can give the file its name there."""
-    without(monkeypatch, links=False)
-    monkeypatch.setattr(atomic, "_NOREPLACE", 1 << 30)  # what no file system knows
+    no_links(monkeypatch)
     assert here("convert", "x.npz", "y.npz")[0] == 2
-    assert "neither hard links nor a rename that replaces nothing. Pass --force" in capsys.readouterr().err
+    assert "its file system has no hard links" in (said := capsys.readouterr().err) and "Pass --force" in said
     assert {each.name for each in folder.iterdir()} == {"x.npz"}
     assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
+    assert {each.name for each in folder.iterdir()} == {"x.npz", "y.npz"}
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, killed):
     """It ends between this run's opening and locking the file with a name, killed before that name is gone or not."""
-    without(monkeypatch)
     partial, out, real = folder / ".out.dlx-partial", folder / "out", fcntl.flock
 
     def flock(handle, how):
@@ -284,10 +276,10 @@ def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, k
     assert out.read_text() == "complete" and not partial.exists()
 
 
-def test_what_a_kill_at_the_last_step_leaves_is_taken_over(folder, monkeypatch):
-    """Where a file without a name got the one by which it replaces another."""
+def test_a_partial_file_is_taken_over(folder):
+    """One that a killed run left."""
     (folder / "y.npz").write_text("old")
-    (folder / ".y.npz.dlx-partial").write_text("left")
+    (folder / ".y.npz.dlx-partial").write_text("left" * 10_000)
     assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
     assert {each.name for each in folder.iterdir()} == {"x.npz", "y.npz"}
 
@@ -390,47 +382,34 @@ def test_what_has_no_place_is_said(tmp_path):
 
 
 STOPPED = """
-import errno, os, sys
+import os, sys
 import dlx.cli
-unnamed = {unnamed}
-if not unnamed:
-    real = os.open
-    def plain(path, flags, *rest, **more):
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
-        return real(path, flags, *rest, **more)
-    os.open = plain
 def wait(_):
     print("written", flush=True)
     sys.stdin.read()
-if {stop}:
-    os.fsync = wait
+os.fsync = wait
 sys.exit(dlx.cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("unnamed", [True, False], ids=["O_TMPFILE", "with a name"])
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_half_file(folder, unnamed):
+def test_a_killed_run_leaves_no_half_file(folder):
     """SIGKILL when all is written but the name: the old file is whole, and what is left does not pile up."""
     (folder / "y.npz").write_text("old")
     before = {each.name for each in folder.iterdir()}
     words = ["convert", "x.npz", "y.npz", "--force"]
     for _ in range(2):
-        code = STOPPED.format(unnamed=unnamed, stop=True)
         run = subprocess.Popen(
-            [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", STOPPED, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         with run:
             assert run.stderr.readline() == "written\n"  # its stdout is the command's own
-            if not unnamed:
-                status, _, err = dlx(*words, code=STOPPED.format(unnamed=False, stop=False), memory=None)
-                assert status == 2 and "another process is writing it" in err
+            status, _, err = dlx(*words)
+            assert status == 2 and "another process is writing it" in err
             run.send_signal(signal.SIGKILL)
         assert (folder / "y.npz").read_text() == "old"
-        left = {each.name for each in folder.iterdir()} - before
-        assert left == (set() if unnamed else {".y.npz.dlx-partial"})
-    status, _, err = dlx(*words, code=STOPPED.format(unnamed=unnamed, stop=False), memory=None)
+        assert {each.name for each in folder.iterdir()} - before == {".y.npz.dlx-partial"}
+    status, _, err = dlx(*words)
     assert status == 0, err
     assert len(opened("y.npz")) == 12 and {each.name for each in folder.iterdir()} == before
 

@@ -1,4 +1,4 @@
-"""`dlx devices` and `dlx bench`: what the driver says, asked elsewhere; figures that mean what they are called."""
+"""`dlx devices`: what the driver and the frameworks say, asked in other processes."""
 
 import subprocess
 import sys
@@ -9,7 +9,6 @@ import pytest
 from command import document, here, refused
 
 from dlx.cli import driver, probe
-from dlx.cli.commands import bench
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -107,35 +106,3 @@ def test_a_probe_that_fails(monkeypatch):
     assert "AdapterNotFoundError" in probe.ask("devices", "nothing")["broken"]
     monkeypatch.setattr(probe, "PATIENCE", 0.001)
     assert probe.ask("driver")["broken"] == "no answer within 0.001 seconds"
-
-
-def test_bench(np):
-    """Figures of the pairs asked for, with the outcome; nothing leaks (no_leaks)."""
-    found = document("bench", "--quick", "--pairs", "numpy:dlx,dlx:numpy")["pairs"]
-    assert [(each["from"], each["to"], each["outcome"]) for each in found] == [
-        ("numpy", "dlx", "shared"),
-        ("dlx", "numpy", "shared"),
-    ]
-    assert all(each["convert_ns"] > 0 and each["copy_bytes_per_ns"] > 0 for each in found)
-    assert all(0 <= each["p50_ns"] <= each["p99_ns"] and each["first_ns"] > 0 for each in found)
-    assert found[0]["from_dlpack_ns"] is None and found[1]["from_dlpack_ns"] > 0
-    assert "numpy → dlx" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]
-    assert "is no pair" in refused("bench", "--pairs", "numpy")
-    assert "a pair has two names" in refused("bench", "--pairs", "numpy:all")
-    assert "no target 'nothing'" in refused("bench", "--pairs", "numpy:nothing")
-
-
-def test_bench_measures_the_fast_path(np):
-    """Targets that come from the command line are the same objects as those in a program."""
-    (pair,) = bench._pairs(":".join(("numpy", "dlx")))
-    assert pair[1] is sys.intern("dlx")
-
-
-def test_bench_leaves_out_what_is_refused(np, monkeypatch):
-    """There is nothing to measure then."""
-    numpy = bench.array_of("numpy", "float32")
-    monkeypatch.setattr(bench, "array_of", lambda *_: np.ma.masked_equal(numpy, 0))
-    (pair,) = document("bench", "--quick", "--pairs", "numpy:dlx")["pairs"]
-    assert pair["outcome"] == "refused"
-    assert [pair[key] for key in ("first_ns", "convert_ns", "p50_ns", "p99_ns", "copy_bytes_per_ns")] == [None] * 5
-    assert "refused" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]

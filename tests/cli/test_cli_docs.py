@@ -38,13 +38,14 @@ CALLS = {
     "devices": ["--driver"],
     "doctor": [],
     "new-adapter": ["no_such_package"],
-    "bench": ["--quick", "--pairs", "dlx:dlx"],
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_has_the_documented_keys(command, tmp_path, monkeypatch):
     """A schema version on every command, and the keys of the table, no more and no less at the top."""
+    if command == "completion":
+        pytest.importorskip("shtab")
     monkeypatch.chdir(tmp_path)
     Path("images.npy").write_bytes(npy("<f4", (2,), bytes(8)))
     (line,) = re.findall(rf"^\| `{command}` \| (.*) \|$", TEXT, re.MULTILINE)

@@ -14,6 +14,7 @@ from files import npy, safetensors
 import dlx as package
 from dlx._registry.modules import import_framework
 from dlx._registry.registry import BUILT_IN, Registry, registry
+from dlx.adapter.base import version_of
 from dlx.cli import probe
 from dlx.cli.commands import doctor
 from dlx.cli.sources.samples import array_of
@@ -237,7 +238,7 @@ def _version(name):
     """Return the version of a framework, None where it is not installed."""
     if name not in installed():
         return None
-    return registry.target(name).adapter.version()
+    return version_of(registry.target(name).adapter)
 
 
 def test_the_matrix_as_a_picture(tmp_path):

@@ -1023,7 +1023,7 @@ def test_what_has_a_rule_is_converted_in_c_as_by_python(np, torch, monkeypatch, 
     for root in (source, [source, {"again": source}, array]):
         expected = dlx.convert(root, to="torch", errors="collect")  # the Python path
         with monkeypatch.context() as patch:
-            patch.setattr("dlx._api.convert.convert_tree", None)
+            patch.setattr("dlx._engine.batch.convert_tree", None)
             found = dlx.convert(root, to="torch")
         assert type(found) is type(root) and _shape_of(found) == _shape_of(expected) and "T0" in _shape_of(found)
     assert found[0] is found[1]["again"] and array.tolist() == [1, 1]

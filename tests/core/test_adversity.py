@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 from planted_adapter import MyLib, plugin
+from registries import use
 
 import dlx
 from dlx import errors
@@ -314,11 +315,11 @@ def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
     """Whatever `consume` did, `restore` is told of it."""
     from dlx._registry import generic as strangers
     from dlx._registry.registry import registry
-    from dlx.adapter import Ownership
+    from dlx.adapter import Arrays
 
     calls = []
-    ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: calls.append(obj))
-    monkeypatch.setattr(strangers.BUFFER, "ownership", ownership)
+    arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj, tensor: calls.append(obj))
+    monkeypatch.setattr(strangers.BUFFER, "arrays", arrays)
     numpy_adapter = registry.target("numpy").adapter
     monkeypatch.setattr(numpy_adapter, "load", lambda tensor: 1 / 0)
     with pytest.raises(errors.ConversionError, match="numpy refused it: ZeroDivisionError"):
@@ -346,14 +347,13 @@ def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, m
 
     class Opaque(MyLib):
         def describe(self, obj):
-            return Description(blockers=(Blocker("it is scrambled", resolution=lambda obj: obj, copies=True),))
+            return Description(blockers=(Blocker("it is scrambled", resolution=lambda obj: obj, needs="copy"),))
 
         def export(self, obj, *, stream=None):
             return over_memory(256, (0,), None, DType("uint8"), dlx.Device("cpu"), owner=obj)
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Opaque()])
-    registry = Registry({"mylib": "dlx_mylib"})
-    monkeypatch.setattr(dlx._engine.request, "registry", registry)
+    use(Registry({"mylib": "dlx_mylib"}), monkeypatch.setattr)
     array = mylib.Array()
     assert dlx.plan(array, to="dlx").outcome == "unknown"
     assert dlx.convert.__wrapped__(array, to="dlx").shape == (0,)

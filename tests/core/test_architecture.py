@@ -84,31 +84,101 @@ def test_the_command_and_the_kit_are_flat(package):
     assert not chain
 
 
+def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
+    """The engine's object gets its Python functions from two other modules, which must be there when it is used."""
+    edges = structure.graph()
+
+    def reached(module):
+        return {module}.union(*map(reached, edges[module]))
+
+    users = {module for module, others in edges.items() if "dlx._engine.seam" in others}
+    assert users
+    for module in users:
+        if structure.layer(module) == "_api":
+            assert "dlx._engine.fast_path" in reached(module), module
+        if structure.layer(module) == "_using":  # by the decorator, without which nothing of it is loaded
+            assert "dlx._api.convert" in reached("dlx._using.decorator")
+    assert "dlx._api.convert" in reached("dlx._api.open")  # for the views of a file
+@pytest.mark.parametrize("folder", ["dlx/testing", "benchmarks"])
+def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
+    """A library does not depend on a command; what both need is in `dlx._support`."""
+    files = [*(ROOT / folder).rglob("*.py")]
+    assert files
+    users = {path.name for path in files for module in imported(path) if module and module.startswith("dlx.cli")}
+    assert not users
+
+
 def test_only_one_module_knows_the_extension():
     """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
     users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
     assert users == {"dlx._core.extension", "dlx.cli.commands.doctor"}
 
 
+# Folders of c_src, from the lowest; those of one rank may call each other, but no two files in a circle.
+C_RANKS = {
+    "include": 0,
+    "core": 1,
+    "cuda": 2,
+    "base": 3,
+    **dict.fromkeys(("object", "interop", "view", "convert", "call", "python"), 4),
+}
+BRIDGE = "c_src/base/module.c"  # which adds everything to the module
+TO_DIVIDE = {"c_src/python/fast_path.c", "py_route", "walk"}  # by the rebuild of the fast path, which empties this list
+
+
 def test_c_files_include_downwards_only():
-    """python/ uses cuda/ and core/, cuda/ uses core/; all use include/."""
-    ranks = {"include": 0, "core": 1, "cuda": 2, "python": 3, "call": 3}
+    """interop/ and its like use base/, cuda/ and core/; cuda/ uses core/; all use include/."""
     places = {path.name: path.parent.name for path in (ROOT / "c_src").rglob("*.h")}
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         for name in re.findall(r'#include "(?:\w+/)?([\w.]+)"', path.read_text()):
-            assert ranks[places[name]] <= ranks[path.parent.name], f"{path.name} includes {name}"
+            if str(path.relative_to(ROOT)) != BRIDGE:
+                assert C_RANKS[places[name]] <= C_RANKS[path.parent.name], f"{path.name} includes {name}"
+
+
+def test_c_headers_include_each_other_in_no_circle():
+    """A header's guard would hide it."""
+    assert structure.cycle(structure.c_includes()) == []
+    assert "c_src/base/error.h" in structure.c_includes()["c_src/object/tensor.h"]
 
 
 def test_c_files_call_downwards_only():
-    """No circle between C files by what they call, and none from core/ to cuda/, or from these to python/."""
+    """No circle between C files by what they call, and none from core/ to cuda/, or from these to what knows Python."""
     calls = structure.c_graph()
     assert structure.cycle(calls) == []
-    ranks = {"core": 0, "cuda": 1, "python": 2, "call": 2}
     for file, others in calls.items():
         for other in others:
-            assert ranks[other.split("/")[1]] <= ranks[file.split("/")[1]], f"{file} calls {other}"
-    assert "c_src/core/copy.c" in calls["c_src/python/make.c"]
-    assert "c_src/python/tensor.c" in calls["c_src/python/route_read.c"]  # py_tensor_type, a variable
+            assert file == BRIDGE or C_RANKS[other.split("/")[1]] <= C_RANKS[file.split("/")[1]], (
+                f"{file} calls {other}"
+            )
+    assert "c_src/core/copy.c" in calls["c_src/interop/builtins.c"]
+    assert "c_src/object/tensor.c" in calls["c_src/interop/tables.c"]
+    assert "c_src/object/dlpack.c" in calls["c_src/object/type.c"]  # py_tensor_table, a variable
+
+
+def test_c_files_and_structs_are_small():
+    """No C file has more than 600 lines, no struct more than 24 members."""
+    larger = {"cu_table"}  # a function of the CUDA driver each: one macro lists them
+    for path in (ROOT / "c_src").rglob("*.[ch]"):
+        text = path.read_text(encoding="utf-8")
+        if str(path.relative_to(ROOT)) not in TO_DIVIDE:
+            assert text.count("\n") <= 600, path.name
+        for name, n in structure.c_structs(text).items():
+            assert n <= 24 or name in larger | TO_DIVIDE, f"{name} of {path.name} has {n} members"
+
+
+def test_members_of_structs_are_counted():
+    """Declarators count, whatever they are; functions' parameters, comments and what is inside of a union do not."""
+    text = """
+        typedef struct { /* int x; */
+          PyObject_HEAD PyObject *a, *b;
+          int (*c)(int, int), d[2], e;
+          union { int f; float g; } h;
+        } counted;
+        struct named { ROWS(ROW) int i; };
+    """
+    assert structure.c_structs(text) == {"counted": 6, "named": 1}
+    rows = "#define ROWS(ROW) \\\n  ROW(a, (int x)) \\\n  ROW(b, (int y))\n#define ROW(n, p) int(*n) p;\n"
+    assert structure.c_structs(rows + "struct s { ROWS(ROW) int c; };") == {"s": 3}
 
 
 def test_circles_of_calls_in_c_are_found(tmp_path):
@@ -200,7 +270,7 @@ def test_only_legacy_c_looks_inside_the_legacy_struct():
 
 @pytest.mark.parametrize("path", C_PURE, ids=lambda path: path.name)
 def test_the_pure_core_knows_no_python(path):
-    """Only files in c_src/python include Python.h."""
+    """Neither the core nor what calls the CUDA driver includes Python.h."""
     assert "Python.h" not in path.read_text()
 
 

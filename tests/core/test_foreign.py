@@ -168,10 +168,10 @@ A.{hook}
 def test_adapters_that_raise_what_cannot_be_shown(tmp_path, np):
     """Every hook that `convert` calls: the error names the framework and the class of what was raised."""
     site = Site(tmp_path)
-    plain = ("capabilities", "load", "describe", "export", "classes")
+    plain = ("capabilities", "load", "describe", "export")
     hooks = {method: f"{method} = boom" for method in plain}
     hooks |= {
-        "consume": "ownership = Ownership(boom)",
+        "consume": "arrays = Arrays(consume=boom)",
         "current": "devices = type('D', (Devices,), {'current': boom})()",
     }
     methods = tuple(hooks)

@@ -145,17 +145,16 @@ def test_a_child_asks_adapters_for_what_they_remember(python):
     from dlx.adapter import Adapter, KnownIssue
 
     class Slow(Adapter):
-        name = package = "slow"
-        known_issues = (KnownIssue("it is slow", "", lowers={"speed": 0}),)
-        def version(self):
-            return slow("1.0")
+        name, package = "slow", "sys"
+        @property
+        def known_issues(self):
+            return slow((KnownIssue("it is slow", "", lowers={"speed": 0}),))
         @functools.cached_property
         def mine(self):
             return slow(1)
 
     class Other(Slow):
-        def version(self):
-            return "1.0"
+        known_issues = (KnownIssue("it is slow", "", lowers={"speed": 0}),)
 
     print(forked(lambda: Other().lowered == {"speed": 0}, needs=lambda: Slow().lowered))
     held.clear(), done.clear()

@@ -111,7 +111,7 @@ def test_what_is_no_stream(cuda, stream):
 def test_the_release_waits_for_the_consumer(cuda):
     """The owner is not let go of while the consumer's stream still reads, whatever becomes of dlx.Tensor."""
     gone, p, c = [], cuda.stream(), cuda.stream()
-    native.set_stream_keeper(lambda device, handle: "kept" if (device, handle) == (0, c) else None)
+    native.register(stream_keeper=lambda device, handle: "kept" if (device, handle) == (0, c) else None)
     try:
         tensor = written(cuda, p, gone)
         got = taken(tensor, c)
@@ -122,19 +122,19 @@ def test_the_release_waits_for_the_consumer(cuda):
         cuda.resume(c)
         assert driver.release_pending() == 0 and gone
     finally:
-        native.set_stream_keeper(registry.stream_keeper)
+        native.register(stream_keeper=registry.stream_keeper)
 
 
 def test_the_keeper_may_fail(cuda):
     """Who keeps streams is somebody else's code: what it raises is nobody's business here."""
-    native.set_stream_keeper(lambda device, handle: 1 / 0)
+    native.register(stream_keeper=lambda device, handle: 1 / 0)
     try:
         gone = []
         got = taken(written(cuda, cuda.stream(), gone), cuda.stream())
         del got
         assert gone
     finally:
-        native.set_stream_keeper(registry.stream_keeper)
+        native.register(stream_keeper=registry.stream_keeper)
 
 
 def test_a_tensor_for_one_consumer_orders_nothing_more(cuda):

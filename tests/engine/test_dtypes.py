@@ -9,6 +9,7 @@ from types import MappingProxyType
 import pytest
 from agreement import agree
 from reference import PADDED, offsets
+from registries import use
 
 import dlx
 from dlx import errors
@@ -324,9 +325,7 @@ def onlybytes(monkeypatch):
     adapter, plugin = OnlyBytes(), types.ModuleType("dlx_onlybytes")
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_onlybytes", plugin)
-    registry = Registry({"onlybytes": "dlx_onlybytes"})
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
-    monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
+    use(Registry({"onlybytes": "dlx_onlybytes"}), monkeypatch.setattr)
     native.routes_clear()
     yield adapter
     native.routes_clear()
@@ -343,7 +342,7 @@ def test_bool_towards_a_consumer_of_bytes(onlybytes):
 
 def test_a_consumer_that_wants_an_address(onlybytes, monkeypatch):
     """Where there is no element and no address, one is given; that is no copy."""
-    monkeypatch.setattr(OnlyBytes, "fields", {"null_data": False})
+    monkeypatch.setattr(OnlyBytes, "fields", {"empty_extents": "addressed"})
     source = dlx.from_pointer(0, (0, 3), "bool")
     plan = dlx.plan(source, to="onlybytes", copy=False)
     result = dlx.convert(source, to="onlybytes", copy=False)
@@ -354,8 +353,8 @@ def test_capabilities_are_checked():
     """A mistake in a statement is said where it is made."""
     with pytest.raises(ValueError, match="subbyte must be"):
         Capabilities(dtypes=None, subbyte="dense")
-    with pytest.raises(ValueError, match="narrowed"):
-        Capabilities(dtypes=frozenset({"int64"}), narrows=frozenset({"int64"}))
+    with pytest.raises(ValueError, match="taken and refused"):
+        Capabilities(dtypes=frozenset({"int64"}), refusals={"int64": ("it would narrow it", "")})
     for alignment in (8192, 4097, 48, -1):
         with pytest.raises(ValueError, match="min_alignment must be 0 or a power of 2 up to 4096"):
             Capabilities(dtypes=None, min_alignment=alignment)

@@ -392,7 +392,6 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
         import threading, weakref
         import dlx
         from dlx._core import native
-        from dlx._engine.fast_path import Route
         class Box: pass
         class Kept:
             def __call__(self, tensor): raise AssertionError
@@ -402,14 +401,18 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
             assert go_on.wait(60)
             return [dlx.empty((2,), "float32")]
         kept = Kept()
-        native.route_add(Box, "dlx", Route(children=children, load=kept))
+        dlx.convert(dlx.empty((2,), "float32"), to="dlx")
+        target = native.target_of("dlx")
+        source = native.Source(Box, what="children", parts=children, export=kept)
+        native.pair_add("dlx", source, target, "children")
+        del source
         known, kept = weakref.ref(kept), None
         thread = threading.Thread(target=lambda: results.append(dlx.convert(Box(), to="dlx")))
         thread.start()
         assert opened.wait(60)
         for _ in range(100):
             native.routes_clear()
-            native.route_add(Box, "dlx", Route())
+            native.pair_add("dlx", native.Source(Box), target, "python")
         there = known() is not None
         go_on.set()
         thread.join()

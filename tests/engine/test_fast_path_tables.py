@@ -360,11 +360,10 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
         f"""
         import dlx
         from dlx._core import native
-        from dlx._engine.fast_path import Route
         class Array: pass
         Array.__c_dlpack_exchange_api__ = {value}
         native.routes_clear()
-        native.route_add(Array, "dlx", Route())
+        native.Source(Array)
         print("alive")
         """,
         args=(),

@@ -14,6 +14,7 @@ import weakref
 
 import pytest
 from planted_adapter import Array, MyLib, plugin
+from registries import use
 
 import dlx
 from dlx import errors
@@ -682,7 +683,7 @@ def test_a_copy_of_unknown_size_by_the_framework_itself(monkeypatch):
     package.Array = type("Array", (Array,), {"__module__": "mylib"})
     monkeypatch.setitem(sys.modules, "mylib", package)
     plugin(monkeypatch, "dlx_mylib", lambda: [Unsized()])
-    monkeypatch.setattr("dlx._engine.request.registry", Registry({"mylib": "dlx_mylib"}))
+    use(Registry({"mylib": "dlx_mylib"}), monkeypatch.setattr)
     source = package.Array(dlx.from_dlpack(b"abc"))
     found = dlx.plan(source, to="mylib", copy=True)
     assert found.outcome == "copied" and [(step.do, step.nbytes) for step in found.steps] == [("copy", 0)]

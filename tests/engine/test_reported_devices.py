@@ -70,10 +70,12 @@ def test_what_it_does_not_move_itself_dlx_moves(monkeypatch, cuda):
     """By way of an export, which has the blockers of one, as gradients in paddle; the plan says so."""
 
     class Moved(CopyingAdapter):
-        moves = False
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.devices = ReportedDevices(moves=False)
 
         def describe(self, obj):
-            return Description(blockers=(Blocker("it requires gradients", resolution=lambda x: x, option="detach"),))
+            return Description(blockers=(Blocker("it requires gradients", resolution=lambda x: x, needs="detach"),))
 
     lib = gpulib.install(monkeypatch, "libhost", cuda, Moved)
     x, lib.copied = lib.made(1), "never"

@@ -18,7 +18,7 @@ from dlx._core import cuda as driver
 from dlx._core import native
 from dlx._core.native import ffi
 from dlx._engine.batch import Batch
-from dlx._engine.planner import Request
+from dlx._engine.request import Request
 from dlx._engine.streams import StreamSync
 from dlx._registry.registry import registry
 from dlx.adapter import Capabilities, StreamSupport

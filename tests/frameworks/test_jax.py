@@ -874,14 +874,14 @@ def test_a_switch_that_is_thrown_meanwhile_is_not_remembered(monkeypatch):
     import types
 
     from dlx._registry.registry import Registry
-    from dlx.adapter import Adapter, Capabilities
+    from dlx.adapter import Adapter, Capabilities, DTypes
 
     lib = types.ModuleType("lib_with_a_switch")
     lib.switch = 0
 
     class Switched(Adapter):
         name = package = "lib_with_a_switch"
-        switches = ("switch",)
+        dtypes = DTypes("lib_with_a_switch", {}, switches=("switch",))
 
         def capabilities(self):
             dtypes = frozenset({f"int{8 << lib.switch}"})

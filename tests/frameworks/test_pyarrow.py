@@ -71,7 +71,7 @@ def test_the_fast_path_says_what_arrow_says(dtype):
     source = counted(dtype)
     for array in (source, source[2:], source[1:1], source[5:], pa.chunked_array([source])):
         method = "__arrow_c_array__" if isinstance(array, pa.Array) else "__arrow_c_stream__"
-        told = native.arrow_share(native.arrow_open(array, method), -1)
+        told = native.arrow_tensor(native.arrow_open(array, method), -1, False)
         for tensor in (dlx.convert(array, to="dlx", copy=False), dlx.convert.__wrapped__(array, to="dlx", copy=False)):
             assert (tensor.shape, tensor.strides, tensor.dtype) == (told.shape, told.strides, told.dtype)
             assert (tensor.device, tensor.readonly, tensor.data_ptr) == (told.device, True, told.data_ptr)

@@ -427,6 +427,15 @@ def test_a_failing_producer_is_the_cause():
     assert isinstance(caught.value.__cause__, OSError) and len(asked) == 1
 
 
+@pytest.mark.parametrize("name", ["__arrow_c_schema__", "__arrow_c_array", "", "__dlpack__"])
+def test_methods_that_arrow_does_not_have(name):
+    """They are not called: what they give would be taken for another struct."""
+    with pytest.raises(ValueError, match="Arrow has no method"):
+        native.arrow_open(object(), name)
+    with pytest.raises(TypeError, match="a method's name is a str"):
+        native.arrow_open(object(), name.encode())
+
+
 def test_capsules_are_used_once(released):
     """A second conversion of an object that gives the same structs is refused, and releases nothing twice."""
     obj = column(1, 2)
@@ -682,7 +691,7 @@ def test_tensors_give_packed_bools(n):
     assert (shape, nulls, is_packed) == ((n,), 0, True)
     bits = ctypes.string_at(address, (n + 7) // 8) if n else b""
     assert int.from_bytes(bits, "little") == sum(value << i for i, value in enumerate(block))
-    assert bytes(native.arrow_gather(data, -1)) == block
+    assert bytes(native.arrow_tensor(data, -1, True)) == block
     del data
     assert native.live() == live
 
@@ -892,8 +901,8 @@ def test_no_type_and_no_level_is_left_on_the_heap(python):
                               for each in (deep, flat, bools)],
             "read": lambda: [native.arrow_schema(native.arrow_open(Pair(each.__arrow_c_array__()), "__arrow_c_array__"))
                              for each in (deep, flat, bools)],
-            "gathered": lambda: native.arrow_gather(native.arrow_open(Pair(flat.__arrow_c_array__()),
-                                                                      "__arrow_c_array__"), -1),
+            "gathered": lambda: native.arrow_tensor(native.arrow_open(Pair(flat.__arrow_c_array__()),
+                                                                      "__arrow_c_array__"), -1, True),
             "joined": lambda: native.arrow_joined(Pair(bools.__arrow_c_array__())),
             "too long": lambda: [refused(each.__arrow_c_array__) for each in (wide, huge)],
             "no dtype": lambda: [refused(odd.__arrow_c_array__), refused(odd.__arrow_c_schema__)],

@@ -13,7 +13,7 @@ import dlx
 from dlx import errors
 from dlx._core.native import tensor_copy
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Description, DTypes, Layout
+from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Description, DTypes, Layout
 from dlx.testing import CHECKS, find
 
 HOST = dlx.Device("cpu")
@@ -25,13 +25,8 @@ class Plain(Adapter):
     name = package = "plainlib"
     types = ("plainlib.Array",)
     copies = False
-    ready = 0
-
-    def initialize(self):
-        type(self).ready += 1
 
     def capabilities(self):
-        assert self.ready, "it was not initialized"
         return Capabilities(dtypes=None, copies=self.copies)
 
     def load(self, tensor):
@@ -47,7 +42,7 @@ def plain(monkeypatch):
     monkeypatch.setitem(sys.modules, "plainlib", library)
 
     def enter(**facts):
-        adapter = type("Plain", (Plain,), {"ready": 0, **facts})()
+        adapter = type("Plain", (Plain,), facts)()
         plugin = Plugin("plainlib", object, "tests", ["plainlib"], (adapter,))
         monkeypatch.setitem(registry._loader.plugins, "plainlib", plugin)
         registry._forget()
@@ -73,19 +68,18 @@ def test_an_adapter_without_describe_is_described_by_an_export(plain):
 
 def test_arrays_that_never_change_are_described_as_read_only(plain):
     """`immutable` holds for what an export tells, too."""
-    array = plain(immutable=True)(dlx.empty((2, 3), "float32"))
+    array = plain(arrays=Arrays(immutable=True))(dlx.empty((2, 3), "float32"))
     assert dlx.describe(array).readonly and dlx.convert(array, to="dlx").readonly
     assert dlx.plan(array, to="dlx").source.readonly
 
 
-def test_a_framework_is_initialized_before_it_states_what_it_takes(plain):
-    """Once, not in each call."""
-    plain()
-    adapter = dlx.adapters()["plainlib"]
-    dlx.convert(b"abc", to="plainlib")
-    assert adapter.ready == 1
-    dlx.convert(b"abc", to="plainlib")
-    assert adapter.ready == 1
+def test_a_framework_states_once_what_it_takes(plain):
+    """Not in each call: it may get itself ready there."""
+    asked = []
+    plain(capabilities=lambda self: asked.append(self) or Capabilities(dtypes=None))
+    for _ in range(3):
+        dlx.convert(b"abc", to="plainlib")
+    assert len(asked) == 1
 
 
 def test_a_framework_that_copies_what_it_imports(plain):
@@ -182,7 +176,7 @@ def test_one_that_copies_and_does_not_say_so_is_found(plain):
 
 def test_dtypes_that_are_words():
     """They are the framework's dtypes themselves; attributes may have dots."""
-    words = DTypes("sys", {"float32": "tensor(float)"}, words=True)
+    words = type("Words", (DTypes,), {"native": lambda self, word: word})("sys", {"float32": "tensor(float)"})
     assert words.to_native(dlx.DType("float32")) == "tensor(float)"
     assert words.from_native("tensor(float)") == dlx.DType("float32")
     dotted = DTypes("sys", {"int64": "hash_info.width", "int32": "no.such"})

@@ -128,8 +128,8 @@ def test_a_module_that_copies_one_dtype_is_one_that_copies(module):
     ("change", "fact", "value"),
     [
         (lambda t: t.dtype.name in ("float64", "bool"), "dtypes", {"float64", "bool"}),
-        (lambda t: t.ndim > 0, "min_ndim", 1),
-        (lambda t: t.ndim <= 8, "max_ndim", 8),
+        (lambda t: t.ndim > 0, "ndims", (1, 64)),
+        (lambda t: t.ndim <= 8, "ndims", (0, 8)),
         (lambda t: not t.readonly, "keeps_readonly", False),
         (lambda t: t.data_ptr % 64 == 0, "min_alignment", 64),
         (lambda t: t.strides == tuple(sorted(t.strides, reverse=True)), "layouts", Layout.GAPS | Layout.ZERO),

@@ -14,7 +14,7 @@ import pytest
 from distributions import FRAMEWORK, Site, adapter
 
 import dlx
-from dlx.adapter import API, Adapter, hookspecs
+from dlx.adapter import hookspecs
 
 
 @pytest.fixture
@@ -33,11 +33,6 @@ def test_there_is_one_hook_and_it_takes_nothing():
     hooks = [name for name in vars(hookspecs) if name.startswith("dlx_")]
     assert hooks == ["dlx_adapters"]
     assert not inspect.signature(hookspecs.dlx_adapters).parameters
-
-
-def test_an_adapter_that_does_not_say_speaks_the_first_version():
-    """The default does not grow with dlx: else an old adapter would claim to speak what was invented after it."""
-    assert Adapter.api == 1 <= API
 
 
 def test_a_plugin_with_containers_only(site):
@@ -239,12 +234,9 @@ BROKEN = {  # a plugin's code -> what the sentence says
         adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
         "the dtypes.names of its adapter 'lib' cannot be read: there is no dtype 'float'",
     ),
-    "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlxarray."),
-    "older": (adapter(api=0), f"adapter 'lib' speaks API 0, this dlx speaks {API}. Update dlx-lib."),
-    "no number": (adapter(api="'1'"), f"adapter 'lib' speaks API 1, this dlx speaks {API}"),
     "name of a newer dlx": (
         "from dlx.adapter import Marvel",
-        f"was written for another dlx than this one ({dlx.__version__}, adapter API {API}): cannot import name 'Marv",
+        f"was written for another dlx than this one ({dlx.__version__}): cannot import name 'Marv",
     ),
     "module of a newer dlx": ("import dlx.marvels", "was written for another dlx than this one"),
     "attribute of a newer dlx": ("import dlx\ndlx.marvel()", "was written for another dlx than this one"),
@@ -578,13 +570,11 @@ import dlx, sys
 from dataclasses import replace
 from dlx_numpy import NumpyAdapter
 class Owner(NumpyAdapter):
-    api = 1
     name = "lib"
     package = "lib"
     types = ("lib.Array",)
     containers = ()
     fast_path = replace(NumpyAdapter.fast_path, types=types, imports=False)
-    def module(self): return sys.modules["numpy"]
     def load(self, tensor): return super().load(tensor).view(sys.modules["lib"].Array)
 @dlx.hookimpl
 def dlx_adapters(): return [Owner()]
@@ -674,17 +664,17 @@ def test_a_table_of_a_base_is_found_out(site, np):
     ("fact", "says"),
     [
         ("guards=(Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
-        ("guards=(Guard('x', of_owner=True),), owner='base', owner_type='lib.Nothing'", "AttributeError"),
+        ("owner=Owner('base', 'lib.Nothing', 'x', 'y')", "AttributeError"),
         ("guard_function=lambda: 3", "TypeError"),
         ("exchange=fails", "OSError: libx.so"),
-        ("switches=(('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
+        ("conditions=(('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
     ],
 )
 def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     """The array converts by the Python path, and the listing says what is wrong."""
     site.module("lib", SUBCLASS)
     code = OWNER.replace("imports=False", f"imports=False, {fact}")
-    head = "from dlx.adapter import Guard\ndef fails(): raise OSError('libx.so')\n"
+    head = "from dlx.adapter import Guard, Owner\ndef fails(): raise OSError('libx.so')\n"
     site.plugin("dlx-lib", "lib", code.replace("class Owner", f"{head}class Owner"))
     out = site.run(
         textwrap.dedent(ROADS)
@@ -762,11 +752,11 @@ def test_a_framework_without_a_version_is_served(site):
     """Its version is that of its distribution, else unknown; a known issue of unknown versions is taken to be there."""
     site.module("lib", FRAMEWORK.replace('__version__ = "1.0"', ""))
     site.plugin("dlx-lib", "lib", adapter())
-    code = "import lib; print(type(dlx.convert(b'a', to=lib)).__name__, dlx.adapters()['lib'].version())"
-    assert site.run(code) == "Array unknown"
+    code = "import lib; print(type(dlx.convert(b'a', to=lib)).__name__, repr(dlx.adapters()))"
+    assert site.run(code).startswith("Array ") and "lib unknown" in site.run(code)
     assert site.doctor()["dlx_lib"]["status"] in ("installed", "ready")
     site.distribution("lib", {}, version="2.5")
-    assert site.run(code) == "Array 2.5"
+    assert "lib 2.5" in site.run(code)
 
 
 def test_arrays_that_nobody_exports(site):

@@ -9,6 +9,7 @@ import types
 
 import pytest
 from distributions import Site, adapter
+from registries import use
 
 import dlx
 from dlx import errors
@@ -24,19 +25,22 @@ HOOKS = [
     *methods(Adapter),
     *(f"dtypes.{name}" for name in methods(DTypes)),
     *(f"devices.{name}" for name in methods(Devices)),
-    *("streams.current", "streams.activate", "streams.ready", "ownership.consume", "ownership.restore"),
+    *("streams.current", "streams.activate", "streams.ready", "arrays.consume", "arrays.restore"),
     *("is_tracing", "placement.load", "placement.is_committed"),
     *("writes.guarded", "writes.count", "writes.mark_written", "fast_path.exchange", "fast_path.guard_function"),
 ]
 
-TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current",
+TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "arrays.consume", "devices.current",
         "placement.load", "placement.is_committed")  # fmt: skip
+
+UNCHECKED = ("load", "copy", "placement.load", "placement.is_committed", "devices.current")
+"""Hooks whose rubbish may end in an error of Python's: what they return is passed on."""
 
 PARTS = """\
     fast_path = FastPath(types)
     dtypes, devices = DTypes(name, {'float32': 'Array'}), Devices()
     streams, writes = StreamSupport(), WriteTracking()
-    ownership = Ownership(lambda obj, tensor, shared: tensor)
+    arrays = Arrays(consume=lambda obj, tensor, shared: tensor)
     placement = Placement(lambda tensor, committed: sys.modules[A.package].Array(tensor), lambda obj: True)
     def capabilities"""
 
@@ -140,7 +144,7 @@ def test_a_failing_method_is_reported_by_dlx(tmp_path, np):
         if text not in ("fine", "planned", sound[what].replace("lib_nothing", name))
     }
     looked_up = {key for key, text in said.items() if f"BOOM in {hooks[key[0]]}" not in text}
-    assert {name for name, _ in looked_up} <= {"lib_classes"}  # types that cannot be looked up are none
+    assert not looked_up
     for hook in TOLD:
         assert any(name == module_of(hook) for name, _ in said), hook
 
@@ -178,11 +182,14 @@ class Odd:
 """
 
 
-def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
-    """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
+def test_a_process_survives_rubbish_from_any_hook(tmp_path, np):
+    """Each hook, whatever it returns: nothing dies or leaks, and nothing but arrays and numbers reaches the caller.
+
+    The conformance kit says which hook it is (`tests/testing/test_kit_answers.py`).
+    """
     site = Site(tmp_path)
     site.module("rubbish", RUBBISH_MODULE)
-    hooks = [hook for hook in HOOKS if hook != "ownership.restore"]
+    hooks = [hook for hook in HOOKS if hook != "arrays.restore"]
     for hook in hooks:
         name = module_of(hook)
         site.module(name)
@@ -190,18 +197,12 @@ def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
     names = [module_of(hook) for hook in hooks]
     in_a_loop = """
     import rubbish
-    def typed(name, what, call):
-        result = call()
-        lib = importlib.import_module(name)
-        if what in ("in", "in from numpy", "in by type", "in like", "same", "same copied", "same detached"):
-            assert isinstance(result, lib.Array), f"{what} gave {result!r}"
-        return result
     every = {}
     for text in RUBBISH:
         rubbish.value = eval(text, vars(rubbish))
         for name in NAMES:
             for what, call in of(name).items():
-                every[f"{text} {name} {what}"] = tell(lambda: typed(name, what, call))
+                every[f"{text} {name} {what}"] = tell(call)
     del call
     gc.collect()
     print(json.dumps([every, native.live()]))
@@ -210,16 +211,9 @@ def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
     start = textwrap.dedent(start).replace("found = {}", "import gc\nfrom dlx._core import native")
     code = f"NAMES, RUBBISH = {names}, {RUBBISH}\n" + start + textwrap.dedent(in_a_loop)
     found, live = json.loads(site.run(code))
-    assert not {key: said for key, said in found.items() if said.startswith("RAW")}
-    inside = ("AttributeError", "AssertionError", "KeyError", "IndexError")
-    assert not {key: said for key, said in found.items() if any(word in said for word in inside)}
+    raw = {key.split()[1] for key, said in found.items() if said.startswith("RAW")}
+    assert raw <= {module_of(hook) for hook in UNCHECKED}, {key: said for key, said in found.items() if "RAW" in said}
     assert live == 0
-    for hook in TOLD:
-        assert any(
-            "PluginError: " in said and f"{hook} of the adapter '{module_of(hook)}' gave" in said
-            for key, said in found.items()
-            if f"{module_of(hook)} " in key
-        ), hook
 
 
 def test_a_failing_restore_replaces_nothing(tmp_path):
@@ -231,7 +225,7 @@ def test_a_failing_restore_replaces_nothing(tmp_path):
 A.load = lambda self, tensor: 1 / 0
 @dlx.hookimpl"""
     giving = """
-A.ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: [].missing)
+A.arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj, tensor: [].missing)
 @dlx.hookimpl"""
     site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
     site.plugin("dlx-bad", "bad", adapter("bad").replace("@dlx.hookimpl", giving))
@@ -282,8 +276,7 @@ def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatc
     monkeypatch.setitem(sys.modules, "mylib", package)
     monkeypatch.setattr(Array, "__module__", "mylib")
     plugin(monkeypatch, "dlx_mylib", lambda: [Faulty()])
-    registry = Registry({"mylib": "dlx_mylib"})
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
+    use(Registry({"mylib": "dlx_mylib"}), monkeypatch.setattr)
     array = Array(dlx.from_dlpack(bytearray(8)))
     error = dlx.plan(array, to="dlx").error
     assert type(error) is errors.ConversionError and "mylib failed: ZeroDivisionError: info" in str(error)

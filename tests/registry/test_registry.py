@@ -16,7 +16,7 @@ from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry import registry as loaded
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, KnownIssue, Layout
+from dlx.adapter import Adapter, Capabilities, DTypes, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
 
@@ -144,7 +144,7 @@ def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, myli
     """The look-up is remembered, the answer is not; also where it is no target at present."""
 
     class Changing(MyLib):
-        switches = ("taken",)
+        dtypes = DTypes("mylib", {}, switches=("taken",))
 
         def capabilities(self):
             return None if mylib.taken is None else Capabilities(dtypes=mylib.taken)
@@ -230,7 +230,6 @@ BROKEN = {
     "not an adapter": lambda: [object()],
     "not iterable": lambda: 3,
     "nothing": lambda: [],  # noqa: PIE807 (a type cannot be marked)
-    "another API": lambda: [type("Future", (MyLib,), {"api": 99})()],
 }
 
 
@@ -257,30 +256,6 @@ def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
     with pytest.raises(PluginError) as info:
         registry.target("mylib")
     assert info.value.__cause__ is error
-
-
-def test_another_api_is_reported_with_both_numbers(monkeypatch, mylib):
-    """The message says which versions of the contract met."""
-    plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
-    with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
-        Registry({"mylib": "dlx_mylib"}).target("mylib")
-
-
-def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
-    """Adapters of each of them are taken; both ends of the range are in the message, and who is to be updated."""
-    from dlx._registry import plugin as plugins
-
-    monkeypatch.setattr(plugins, "OLDEST_API", 2)
-    monkeypatch.setattr(plugins, "API", 3)
-    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlxarray"), (2, None), (3, None)):
-        future = type("Future", (MyLib,), {"api": spoken})()
-        given = plugins.Plugin("dlx_mylib", None, "dlx-mylib")
-        if fix is None:
-            assert plugins.checked(given, [[future]]) == (future,)
-            continue
-        with pytest.raises(PluginError) as info:
-            plugins.checked(given, [[future]])
-        assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
 
 
 def test_an_unmarked_hook_is_reported(monkeypatch, mylib):
@@ -424,23 +399,23 @@ def test_known_issues_lower_capabilities(monkeypatch, mylib):
 
     class Old(MyLib):
         known_issues = (
-            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
+            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "ndims": (0, 4)}),
             KnownIssue("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
         )
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Old()])
     capabilities = Registry({"mylib": "dlx_mylib"}).target("mylib").capabilities
-    assert (capabilities.keeps_readonly, capabilities.max_ndim, capabilities.layouts) == (False, 4, Layout.ANY)
+    assert (capabilities.keeps_readonly, capabilities.ndims, capabilities.layouts) == (False, (0, 4), Layout.ANY)
 
 
 def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
     """An adapter that names its switches is remembered for each of their values only (jax's x64 switch)."""
 
     class Changing(MyLib):
-        switches = ("allowed",)
+        dtypes = DTypes("mylib", {}, switches=("allowed",))
 
         def capabilities(self):
-            return Capabilities(dtypes=self.module().allowed)
+            return Capabilities(dtypes=sys.modules[self.package].allowed)
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Changing()])
     registry, mylib.allowed = Registry({"mylib": "dlx_mylib"}), frozenset({"float32"})
@@ -543,6 +518,6 @@ def test_a_framework_that_is_imported_anew_is_asked_again(registry, mylib, monke
     other.__version__, other.Array = "2.0", Array
     monkeypatch.setitem(sys.modules, "mylib", other)
     before = registry.generation
-    vars(adapter)["lowered"] = {"max_ndim": 3}
+    vars(adapter)["lowered"] = {"ndims": (0, 3)}
     assert registry.target("mylib").source is adapter
     assert adapter.lowered == {} and registry.generation != before

@@ -22,7 +22,7 @@ PLANTED = {
     "a stride is too large": ("layout.c", "below = step = 1;", "step = 1;"),
     "an order is not seen": ("layout.c", "features |= DLX_LAYOUT_PERMUTED;", ";"),
     "extents are not multiplied": ("check.c", "|| product > most", ""),
-    "a count is not taken": ("managed.c", "atomic_fetch_add(&((made_tensor*)made)->holders, 1);", ";"),
+    "a count is not taken": ("managed.c", "if (status == DLX_OK) dlx_managed_hold(made);", ";"),
     "an owner is forgotten": ("managed.c", "if (self->release) self->release(self->owner);", ";"),
     "an offset is added twice": ("managed.c", "t->byte_offset = 0;", ";"),
     "a tensor leaks": ("legacy.c", "dlx_managed_release(self->manager_ctx);", ";"),

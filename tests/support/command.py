@@ -15,7 +15,7 @@ from sanitized import SANITIZED
 
 from dlx.cli import main
 
-COMMANDS = ("inspect", "plan", "convert", "dtypes", "matrix", "devices", "doctor", "new-adapter", "completion", "bench")
+COMMANDS = ("inspect", "plan", "convert", "dtypes", "matrix", "devices", "doctor", "new-adapter", "completion")
 IMPORTED = ("dlx.cli", "dlx.cli.commands.inspect", "dlx.cli.commands.plan")
 # Bytes of address space: enough for Python and the core, not for what a header may claim. Without the GIL Python's own
 # allocator takes addresses by the GiB.

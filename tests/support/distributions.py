@@ -23,7 +23,6 @@ ADAPTER = """
 import dlx, sys
 from dlx.adapter import *
 class A(Adapter):
-    api = {api}
     name = "{name}"
     package = "{package}"
     types = ("{package}.Array",)
@@ -32,15 +31,15 @@ class A(Adapter):
     def describe(self, obj): return Description(ArrayInfo.of_tensor(obj.tensor, "{label}", type(obj), ()))
     def export(self, obj, *, stream=None): return obj.tensor
     def load(self, tensor):
-        return self.module().Array(tensor)
+        return sys.modules[self.package].Array(tensor)
 @dlx.hookimpl
 def dlx_adapters(): return [A()]
 """
 
 
-def adapter(name="lib", *, package=None, api=1, label=None):
+def adapter(name="lib", *, package=None, label=None):
     """Return the source of a plugin with one adapter; `label` is what its arrays are described as."""
-    return ADAPTER.format(name=name, package=package or name, api=api, label=label or name)
+    return ADAPTER.format(name=name, package=package or name, label=label or name)
 
 
 class Site:

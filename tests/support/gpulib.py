@@ -22,6 +22,7 @@ from dlx.adapter import (
     DTypes,
     FastPath,
     Layout,
+    Owner,
     StreamSupport,
 )
 
@@ -187,13 +188,21 @@ class GpuAdapter(Adapter):
         return self.framework.Array(native.capsule_claim(tensor.__dlpack__(stream=stream, max_version=(1, 0))))
 
 
-class FreshAdapter(GpuAdapter):
-    """One that makes the memory of copies itself, as torch does."""
+class NewDevices(GpuDevices):
+    """Those of a framework that makes the memory of copies itself."""
 
-    def fresh(self, shape, dtype, device, strides):
+    def new_array(self, shape, dtype, device, strides):
         stream = self.framework.handle(device.id)
         block = Block(self.framework, N, device.id, stream, device.type)
         return self.framework.Array(native.tensor_new(block.address, shape, strides, dtype, device, 0, block))
+
+
+class FreshAdapter(GpuAdapter):
+    """One that makes the memory of copies itself, as torch does."""
+
+    def __init__(self, framework, **facts):
+        super().__init__(framework, **facts)
+        self.devices = NewDevices(framework)
 
 
 class QuickAdapter(GpuAdapter):
@@ -203,7 +212,7 @@ class QuickAdapter(GpuAdapter):
         super().__init__(framework, **facts)
         framework.uint8 = "uint8"
         self.dtypes = DTypes(self.name, {"uint8": "uint8"})
-        self.fast_path = FastPath(types=self.types, memory=("tensor", "data_ptr"))
+        self.fast_path = FastPath(types=self.types, owner=Owner("tensor", address="data_ptr"))
 
     def stream_support(self):
         told = super().stream_support()

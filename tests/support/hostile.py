@@ -8,6 +8,7 @@ import types
 
 import pytest
 from project import compiled
+from registries import use
 
 import dlx
 from dlx._core import native
@@ -131,8 +132,7 @@ def mylib(monkeypatch):
     registry = Registry({"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_numpy", "torch": "dlx_torch"})
     monkeypatch.setitem(sys.modules, "mylib", package)
     monkeypatch.setitem(sys.modules, "dlx_mylib", plugin)
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
-    monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
+    use(registry, monkeypatch.setattr)
     native.routes_clear()
     yield package
     native.routes_clear()

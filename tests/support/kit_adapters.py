@@ -60,9 +60,7 @@ class Good(Adapter):
         self.types = (f"{__name__}.{self.kind.__name__}",)
 
     def capabilities(self):
-        return Capabilities(
-            dtypes=frozenset(NAMES), layouts=self.layouts, min_alignment=1, keeps_readonly=True, null_data=True
-        )
+        return Capabilities(dtypes=frozenset(NAMES), layouts=self.layouts, min_alignment=1, keeps_readonly=True)
 
     def describe(self, obj):
         return Description(ArrayInfo.of_tensor(obj.tensor, self.name, type(obj)))

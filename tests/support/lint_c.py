@@ -36,7 +36,7 @@ def flags_of(path):
     inside = path.relative_to(ROOT).parts[:2] if path.is_relative_to(ROOT) else ()
     if inside in (("c_src", "core"), ("c_src", "cuda")):
         return (*FLAGS, *STRICT, "-Wpedantic")
-    if inside == ("c_src", "python") or inside[:1] == ("adapters",):
+    if inside[:1] in (("c_src",), ("adapters",)):
         return (*FLAGS, *STRICT, "-Wno-unused-parameter")  # Python's functions have them
     return (*FLAGS, "-Wno-unused-parameter")
 

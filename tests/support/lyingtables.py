@@ -7,6 +7,8 @@ import ctypes
 import gc
 import itertools
 
+from registries import use
+
 import dlx
 from dlx import errors
 from dlx._core import native
@@ -141,8 +143,7 @@ def framework(*kinds):
     adapter = Library()
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     sys.modules.update(lyinglib=package, dlx_lyinglib=plugin)
-    registry = Registry({"lyinglib": "dlx_lyinglib", "numpy": "dlx_numpy"})
-    sys.modules["dlx._engine.request"].registry = sys.modules["dlx._engine.fast_path"].registry = registry
+    use(Registry({"lyinglib": "dlx_lyinglib", "numpy": "dlx_numpy"}))
     native.routes_clear()
 
 

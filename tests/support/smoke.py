@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import dlx
@@ -55,9 +56,10 @@ with dlx.borrow(tensor) as borrowed:
 
 # The command.
 command = Path(sys.prefix) / "bin" / "dlx"
-for arguments in (["--version"], ["doctor"], ["plan", "--help"]):
-    done = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
+with tempfile.TemporaryDirectory() as empty:
+    for arguments in (["--version"], ["doctor"], ["plan", "--help"], ["new-adapter", "no_such_package"]):
+        done = subprocess.run([command, *arguments], cwd=empty, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout
 
 print(f"dlx {dlx.__version__} works as installed, on Python {sys.version.partition(' ')[0]}")

@@ -8,16 +8,16 @@ import re
 import subprocess
 import sys
 
+import conformance
 import kit_planted
 import pytest
 from project import ROOT
-from rich.console import Console
 
 import dlx
 from dlx._support.screen import Screen
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.check import excepting
-from dlx.testing.report import ABOUT, Grades, as_page, as_picture, as_text
+from dlx.testing.report import ABOUT, Grades, as_json, as_text
 
 FAST = ("copy-true", "export-strides", "export-snapshot")
 
@@ -271,20 +271,20 @@ def test_a_page_tells_what_was_found():
         Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in ("copy-true", "export-snapshot")))
         for subject in (kit_planted.subject_good, getattr(kit_planted, "subject_copy-true"))
     ]
-    page = as_page(graded, "the command", "picture.svg")
+    libraries = conformance.read(json.loads(json.dumps(as_json(graded))))
+    page = conformance.as_page(libraries, "picture.svg")
     assert "planted 1.5" in page and "![" in page
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
     assert page.count("```python") == 1
-    ElementTree.fromstring(as_picture(graded))
+    ElementTree.fromstring(conformance.as_picture(libraries))
 
 
-def test_a_terminal_shows_the_same(capsys):
-    """Drawn by rich: marks, promises, what was seen, and the reproduction."""
+def test_a_terminal_shows_the_same(capsys, monkeypatch):
+    """A table: marks, promises, what was seen, and the reproduction."""
+    monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
     subject = getattr(kit_planted, "subject_copy-true")
-    as_text(
-        Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", console=Console(width=120))
-    )
+    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
     assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
@@ -314,11 +314,20 @@ def test_what_nobody_reads_is_no_error():
         assert (done.returncode, done.stderr) == (2, said)
 
 
-def test_a_report_that_cannot_be_written(tmp_path):
-    """Status 2, and where."""
-    done = command("kit_planted:subject_good", *only("copy-true"), "--report", str(tmp_path / "no" / "x.md"))
-    assert done.returncode == 2
-    assert done.stderr.endswith("x.md: No such file or directory\n") and done.stderr.count("\n") == 1
+def test_the_page_is_written(tmp_path):
+    """Of grades that the command printed, by the tool of the documentation; a kit that failed is status 2."""
+    done = command("kit_planted:subject_good", "--json", *only("copy-true"))
+    (tmp_path / "grades.json").write_text(done.stdout)
+    failed = json.loads(done.stdout)
+    failed["subjects"][0]["verdicts"][0]["status"] = "error"
+    (tmp_path / "failed.json").write_text(json.dumps(failed))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "docs" / "tools"), *filter(None, sys.path)])}
+    for name, status in (("grades", 0), ("failed", 2)):
+        words = [sys.executable, "-m", "conformance", str(tmp_path / f"{name}.md"), str(tmp_path / f"{name}.json")]
+        written = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        assert (written.returncode, written.stderr) == (status, "")
+        assert f"{name}.md: 1 libraries, 1 promises" in written.stdout
+        assert f"({name}.svg)" in (tmp_path / f"{name}.md").read_text() and (tmp_path / f"{name}.svg").exists()
 
 
 def test_a_name_that_is_not_known_shows_those_that_are():

@@ -58,12 +58,13 @@ def declared(np, monkeypatch):
     module = types.ModuleType("boxes_of_tests")
     module.Box, module.Frozen, module.Whole = Box, Frozen, Whole
     monkeypatch.setitem(sys.modules, "boxes_of_tests", module)
-    common = {"flatten": lambda box: (None, list(box.arrays)), "falls_to": list, "getter": _getter}
+    common = {"flatten": lambda box: (None, list(box.arrays)), "falls_to": list}
+    read = {"reader": lambda box: (_getter(box), None)}
     same = {"elements": "same_as", "identity": lambda child: child.ctypes.data if hasattr(child, "ctypes") else None}
     rows = (
-        Container(types=("boxes_of_tests.Box",), unchanged=_unchanged, **same, **common),
-        Container(types=("boxes_of_tests.Frozen",), mutable=False, **same, **common),
-        Container(types=("boxes_of_tests.Whole",), **common),
+        Container(types=("boxes_of_tests.Box",), reader=lambda box: (_getter(box), _unchanged(box)), **same, **common),
+        Container(types=("boxes_of_tests.Frozen",), mutable=False, **same, **read, **common),
+        Container(types=("boxes_of_tests.Whole",), **read, **common),
     )
     adapter = registry.target("numpy").adapter
     monkeypatch.setattr(type(adapter), "containers", (*adapter.containers, *rows))

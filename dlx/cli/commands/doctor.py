@@ -14,7 +14,7 @@ from typing import Any
 
 from dlx._core.extension import ffi, lib
 from dlx._registry.modules import is_missing
-from dlx._registry.plugin import OURS, error_of
+from dlx._registry.plugin import OURS, error_of, install_of
 from dlx._registry.registry import registry
 from dlx._support.reflect import message_of
 from dlx._support.screen import Cell, Screen
@@ -42,7 +42,6 @@ class Row:
     version: str = ""  # of the framework
     cause: str = ""  # first line of what is broken, or how to install what is missing
     details: str = ""  # the whole traceback
-    api: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # what the probe found
 
 
@@ -95,7 +94,7 @@ def _rows() -> list[Row]:
             row.details = "".join(traceback.format_exception(plugin.broken))
             continue
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
-        row.name, row.api = adapter.name, adapter.api
+        row.name = adapter.name
         try:
             found = adapter.package in sys.modules or _has(adapter.package)
         except Exception as error:  # a parent package that fails to import
@@ -103,9 +102,7 @@ def _rows() -> list[Row]:
             continue
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
         row.version = installed_version(adapter.package) if found else ""
-        row.cause = (
-            one_line("; ".join(plugin.notes), 400) if found else adapter.install or f"pip install {adapter.package}"
-        )
+        row.cause = one_line("; ".join(plugin.notes), 400) if found else install_of(adapter)
     return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.name))
 
 
@@ -123,11 +120,10 @@ def _try(row: Row) -> None:
     answer = ask("framework", row.name)
     if "broken" in answer:
         row.status, row.cause, row.details = "broken", one_line(answer["broken"], 300), answer["details"]
-        return
-    if answer.get("no_device"):
+    elif answer.get("no_device"):
         row.status, row.version, row.cause = "ready", answer["version"], "it sees no device"
-        return
-    row.status, row.version, row.facts = "ready", answer["version"], answer
+    else:
+        row.status, row.version, row.facts = "ready", answer["version"], answer
 
 
 def _show(rows: list[Row], conflict: str, arguments: argparse.Namespace, screen: Screen) -> None:
@@ -211,21 +207,14 @@ def _paste(rows: list[Row]) -> str:
         if row.facts:
             parts += [f"DLPack {_spoken(row)}", "exchange API" if row.facts["exchange_api"] else "no exchange API"]
             parts.append(counted(len(row.facts["defects"]), "known defect"))
-        if row.status == "broken":
-            parts.append(one_line(row.cause, 160))
+        parts += [one_line(row.cause, 160)] if row.status == "broken" else []
         lines.append(f"{row.name} {row.version}".rstrip() + f": {', '.join(parts)}")
     return "\n".join(f"    {line}" for line in lines)
 
 
 def _document(row: Row, verbose: bool) -> dict[str, Any]:
     return {
-        "name": row.name,
-        "status": row.status,
-        "version": row.version or None,
-        "module": row.module,
-        "distribution": row.distribution,
-        "adapter_api": row.api,
-        "cause": row.cause or None,
-        **({"details": row.details} if verbose else {}),
-        "facts": row.facts or None,
-    }
+        "name": row.name, "status": row.status, "version": row.version or None, "module": row.module,
+        "distribution": row.distribution, "cause": row.cause or None,
+        **({"details": row.details} if verbose else {}), "facts": row.facts or None,
+    }  # fmt: skip

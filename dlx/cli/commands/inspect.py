@@ -32,10 +32,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
             names = targets.chosen(arguments.to, default, none=True)
-        if source.is_one:
-            documents.append(_one(source, names, arguments, screen))
-        else:
-            documents.append(_tree(source, names, arguments, screen))
+        show = _one if source.is_one else _tree
+        documents.append(show(source, names, arguments, screen))
         if not names and arguments.to is None:
             screen.line("")
             screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
@@ -179,16 +177,9 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     for outcomes in columns:
         target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
         copied = nbytes_of(outcomes)
-        refused = counts["refused"]
-        rows.append(
-            [
-                target,
-                str(counts["same"] + counts["shared"]),
-                (str(counts["copied"]), "warn" if counts["copied"] else ""),
-                amount(copied),
-                (str(refused), "bad" if refused else ""),
-            ]
-        )
+        refused = (str(counts["refused"]), "bad" if counts["refused"] else "")
+        copies = (str(counts["copied"]), "warn" if counts["copied"] else "")
+        rows.append([target, str(counts["same"] + counts["shared"]), copies, amount(copied), refused])
         for word in ("refused", "copied"):
             why = Counter(each.why(brief=True) for each in outcomes if each.outcome == word)
             more += max(len(why) - REASONS, 0)
@@ -197,10 +188,10 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
     if reasons:
         screen.line("")
-        screen.table(
-            ["outcome", "to", "why"],
-            [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
-        )
+        why_rows: list[list[Cell]] = [
+            [(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()
+        ]
+        screen.table(["outcome", "to", "why"], why_rows)
     if more:
         screen.line(("these are the most frequent; dlx plan shows every reason", "quiet"))
 
@@ -209,42 +200,22 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
 
 
 def _head(source: Source) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "kind": source.kind,
-        "bytes": source.nbytes,
-        "notes": list(source.notes),
-        "metadata": source.metadata,
-    }
+    facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
+    return {**facts, "notes": source.notes, "metadata": source.metadata}
 
 
 def _document(entry: Entry, *, deep: bool = False) -> dict[str, Any]:
     info = entry.info
+    dtype, number = (None, None) if entry.dtype is None else (entry.dtype.name, list(entry.dtype))
     document: dict[str, Any] = {
-        "path": entry.path,
-        "dtype": entry.dtype.name if entry.dtype is not None else None,
-        "dtype_name": entry.dtype_name,
-        "dlpack_dtype": list(entry.dtype) if entry.dtype is not None else None,
-        "shape": entry.shape,
-        "nbytes": entry.nbytes,
-        "device": entry.device,
-        "layout": entry.order or None,
-        "offset": entry.offset,
-        "byte_order_swapped": entry.swapped,
-        "refused": entry.refused or None,
-        "notes": list(entry.notes),
-    }
+        "path": entry.path, "dtype": dtype, "dtype_name": entry.dtype_name, "dlpack_dtype": number,
+        "shape": entry.shape, "nbytes": entry.nbytes, "device": entry.device, "layout": entry.order or None,
+        "offset": entry.offset, "byte_order_swapped": entry.swapped, "refused": entry.refused or None,
+        "notes": entry.notes,
+    }  # fmt: skip
     if info is not None:
-        document |= {
-            "type": info.type_name,
-            "framework": info.framework,
-            "strides": info.strides,
-            "readonly": info.readonly,
-            "address": info.address,
-            "alignment": info.alignment,
-            "owner": info.owner,
-            "protocols": list(info.protocols),
-        }
+        names = ("framework", "strides", "readonly", "address", "alignment", "owner", "protocols")
+        document |= {"type": info.type_name} | {name: getattr(info, name) for name in names}
         if deep:
             document["capsule"] = capsule_facts(entry.obj)
     return document

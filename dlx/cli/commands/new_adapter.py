@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import keyword
+import string
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -15,69 +16,11 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._version import __version__
-from dlx.adapter.base import API
 from dlx.cli.model import BadInput
 
 __all__ = ["run"]
 
-PROJECT = """\
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "{distribution}"
-version = "0.1"
-description = "Lets dlx convert arrays of {package}."
-requires-python = ">=3.11"
-dependencies = ["dlxarray>={dlx}"{needs}]
-
-[project.optional-dependencies]
-test = ["pytest>=8", "pytest-timeout"]
-
-# The line by which dlx finds the adapter: the root package of the arrays, and the module with the hook.
-[project.entry-points.dlx]
-"{package}" = "{module}"
-
-[tool.setuptools]
-py-modules = ["{module}"]
-
-[tool.pytest.ini_options]
-addopts = "-p dlx.testing --dlx-adapter={package}"  # dlx's conformance kit, beside the tests in tests/
-"""
-
-ADAPTER = '''\
-"""The adapter by which dlx converts arrays of {package}."""
-
-import dlx
-from dlx.adapter import Adapter, Capabilities, DTypes
-
-
-class {title}Adapter(Adapter):
-    """{package}, as dlx sees it."""
-
-    api = {api}
-    name = package = "{package}"  # what users write as the target, and what is imported
-    install = "pip install {distribution}"
-    types = ({types})  # importable names: nothing is imported for them
-    dtypes = DTypes("{package}", {{  # dlx's name -> attribute of {package}
-{dtypes}
-    }})
-{export}
-    def capabilities(self):
-        """What {package} takes as it is. Everything else is copied, or refused with a reason, before `load`."""
-        return Capabilities(dtypes=self.dtypes.known())  # row-major host memory that may be written
-
-    def load(self, tensor):
-        """Return an array over a `dlx.Tensor` that `capabilities` allow."""
-        {load}
-
-
-@dlx.hookimpl
-def dlx_adapters():
-    """Return the adapters of this plugin; dlx calls it when {package} is met first."""
-    return [{title}Adapter()]
-'''
+_TEMPLATES = Path(__file__).parent.parent / "templates"
 
 EXPORT = '''
     def export(self, obj, *, stream=None):
@@ -85,42 +28,8 @@ EXPORT = '''
         raise NotImplementedError("return dlx.adapter.over_memory(address, shape, strides, dtype, device, owner=obj)")
 '''
 
-FROM_DLPACK = "return self.module().from_dlpack(tensor)"
+FROM_DLPACK = "import {package}\n\n        return {package}.from_dlpack(tensor)"
 NO_FROM_DLPACK = 'raise NotImplementedError("make an array over tensor.data_ptr that keeps the tensor alive")'
-
-TESTS = '''\
-"""What {distribution} promises by itself; dlx's conformance kit runs beside it."""
-
-import {package}
-import pytest
-
-import dlx
-
-DTYPES = sorted(dlx.adapters()["{package}"].dtypes.known())
-
-
-def bytes_of(tensor):
-    """Return the bytes of a tensor on the host."""
-    return memoryview(tensor).cast("B").tobytes()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_values_survive_the_way_there_and_back(dtype):
-    """Dtype, shape and every byte."""
-    tensor = dlx.empty((2, 3), dtype)
-    memoryview(tensor).cast("B")[:] = bytes(i % 2 for i in range(tensor.nbytes))
-    array = dlx.convert(tensor, to="{package}")
-    assert isinstance(array, dlx.adapters()["{package}"].classes())
-    back = dlx.convert(array, to="dlx")
-    assert (back.dtype, back.shape, bytes_of(back)) == (tensor.dtype, tensor.shape, bytes_of(tensor))
-
-
-def test_the_plugin_is_found():
-    """dlx lists it, for this package, with nothing to say about it."""
-    found = dlx.adapters()
-    assert "{package}" in found and not found.broken and not found.notes
-    assert {package}.__name__ == found["{package}"].package
-'''
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -137,12 +46,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         raise BadInput(f"{folder} is there already: nothing is overwritten. Name another folder: --into FOLDER")
     module, left = _imported(package)
     types = _types(module, package)
-    dtypes = [each.name for each in DType.all() if hasattr(module, each.name)] or [
-        "float32",
-        "float64",
-        "int32",
-        "int64",
-    ]
+    dtypes = [each.name for each in DType.all() if hasattr(module, each.name)]
+    dtypes = dtypes or ["float32", "float64", "int32", "int64"]
     exports = module is None or all(hasattr(getattr(module, each), "__dlpack__") for each in types)
     loads = module is None or callable(getattr(module, "from_dlpack", None))
     root = package.partition(".")[0]
@@ -159,24 +64,24 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "module": f"dlx_{words}",
         "distribution": distribution,
         "dlx": __version__,
-        "api": API,
         "title": "".join(part.capitalize() for part in words.split("_")),
         "types": "".join(f'"{package}.{each}", ' for each in types).strip(),
         "dtypes": "\n".join(f'        "{each}": "{each}",' for each in dtypes),
         "export": "" if exports else EXPORT,
-        "load": FROM_DLPACK if loads else NO_FROM_DLPACK,
+        "load": FROM_DLPACK.format(package=package) if loads else NO_FROM_DLPACK,
     }
     files = {
-        "pyproject.toml": PROJECT,
-        f"dlx_{words}.py": ADAPTER,
-        "/".join(("tests", f"test_dlx_{words}.py")): TESTS,
+        "pyproject.toml": "pyproject.tmpl",
+        f"dlx_{words}.py": "adapter.tmpl",
+        "/".join(("tests", f"test_dlx_{words}.py")): "tests.tmpl",
     }
     try:
         (folder / "tests").mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"{folder} cannot be made: {error.strerror}") from error
-    for name, text in files.items():
-        (folder / name).write_text(text.format(**facts), encoding="utf-8")
+    for name, template in files.items():
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        (folder / name).write_text(string.Template(text).substitute(facts), encoding="utf-8")
     _show(folder, [*files], left, screen)
     return 0
 

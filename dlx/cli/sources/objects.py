@@ -18,7 +18,7 @@ from typing import Any
 from dlx._api.describe import describe
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
+from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, contiguous
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._protocols import dlpack
@@ -159,8 +159,7 @@ def layout(info: ArrayInfo) -> str:
         return ""
     if info.contiguous():
         return "C"
-    backwards = ArrayInfo("", "", shape=info.shape[::-1], strides=info.strides[::-1])
-    return "F" if backwards.contiguous() else "strided"
+    return "F" if contiguous(info.shape[::-1], info.strides[::-1]) else "strided"
 
 
 def capsule_facts(obj: Any) -> dict[str, Any]:

@@ -6,15 +6,15 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._api.describe import describe
+from dlx._core.native import Tensor
 from dlx._core.types import SUBBYTE_PADDED, Device, DType
 from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
-from dlx.adapter.base import API, Adapter, look_up
+from dlx.adapter.base import Adapter, classes_of, look_up, version_of
 from dlx.errors import DlxError, ReadOnlyError
-from dlx.testing.catalog import adapter_of
 from dlx.testing.check import check
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, adapter_of, attempt, error_line, must
+from dlx.testing.support.answers import check_answers
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 from dlx.typing import READONLY
@@ -58,10 +58,10 @@ def sources(target: Any) -> list[tuple[str, Source]]:
     whole = DType(dtype).bits % 8 == 0
     made = []
     for name, (_, shape, strides, _) in LAYOUTS.items():
-        if stated.min_ndim <= len(shape) <= stated.max_ndim and (whole or name == "empty"):
+        if stated.ndims[0] <= len(shape) <= stated.ndims[1] and (whole or name == "empty"):
             made.append((name, Source(dtype, shape, strides)))
-    shape = (24,) if stated.max_ndim < 2 else (4, 6)
-    if stated.min_ndim <= len(shape):
+    shape = (24,) if stated.ndims[1] < 2 else (4, 6)
+    if stated.ndims[0] <= len(shape):
         made.append(("row-major", Source(dtype, shape)))
         if whole:
             step = max(DType(dtype).bits // 8, 1)
@@ -111,13 +111,12 @@ def same(back: Any, source: Source, what: str) -> None:
 def adapter_contract(lib: Subject) -> None:
     """Go through its data, its framework imported."""
     adapter = own_of(lib)
-    must(adapter.api == API, f"it speaks API {adapter.api}, dlx speaks {API}")
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
-    must(str(adapter.version()), "it does not know its framework's version")
+    must(str(version_of(adapter)), "it does not know its framework's version")
     for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
-    must(not adapter.types or adapter.classes(), f"none of its types exists: {', '.join(adapter.types)}")
+    must(not adapter.types or classes_of(adapter), f"none of its types exists: {', '.join(adapter.types)}")
     dtypes, devices = adapter.dtypes, adapter.devices
     for name in (*dtypes.names, *dtypes.extension, *dtypes.storage):
         must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
@@ -130,6 +129,16 @@ def adapter_contract(lib: Subject) -> None:
         must(not strange, f"dtypes that dlx does not know: {strange}")
     host = devices.from_native(devices.to_native(Device("cpu")))
     must(host == Device("cpu"), f"the host becomes {host}")
+    tensor = None if stated is None else _taken(registry.target(lib.adapter))
+    if lib.make is not None:
+        check_answers(adapter, lib.array()[0], tensor)
+    elif tensor is not None:
+        check_answers(adapter, adapter.variant(tensor).load(tensor), tensor)
+
+
+def _taken(target: Any) -> Tensor | None:
+    """Return a tensor that a target takes as it is."""
+    return next((made for _, source in sources(target) if not target.check(made := tensor_of(source))), None)
 
 
 @check(
@@ -139,7 +148,7 @@ def adapter_contract(lib: Subject) -> None:
 def adapter_round_trips(lib: Subject) -> None:
     """From dlx.Tensor into the framework and back, for each dtype of its capabilities."""
     target = target_of(lib)
-    shape = (24,) if target.capabilities.max_ndim < 2 else (4, 6)
+    shape = (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
     for dtype in dtypes_of(target):
         source = Source(dtype, shape)
         inside, error = converted(tensor_of(source), lib.adapter)
@@ -157,7 +166,7 @@ def adapter_narrowing(lib: Subject) -> None:
     """Convert every other dtype; the round trip must be exact."""
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
-        source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))
+        source = Source(dtype, (24,) if target.capabilities.ndims[1] < 2 else (4, 6))
         inside, error = converted(tensor_of(source), lib.adapter)
         if error is None:
             same(api.convert(inside, to="dlx"), source, dtype)

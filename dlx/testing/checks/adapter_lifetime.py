@@ -19,9 +19,8 @@ from dlx.errors import DlxError
 from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
 from dlx.testing.checks.producer_lifetime import together_well
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.runner import environment
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, attempt, error_line, must
 from dlx.testing.support.producers import Source
 
 
@@ -164,7 +163,7 @@ def adapter_fast_path(lib: Subject) -> None:
     target = target_of(lib)
     for dtype in dtypes_of(target):
         array = api.convert(
-            tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
+            tensor_of(Source(dtype, (4, 6) if target.capabilities.ndims[1] > 1 else (24,))), to=lib.adapter
         )
         for to in ("dlx", lib.adapter):
             pair = [attempt(path, array, to=to) for path in (api.convert, api.convert, slow)]

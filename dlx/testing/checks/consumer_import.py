@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlx.testing.check import check, unless_refused
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, attempt, error_line, must
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 
 __all__ = ["needs_legacy", "right_or_refused"]

@@ -11,8 +11,7 @@ from dlx._api import convert as api
 from dlx._protocols.pointer import from_pointer
 from dlx.testing.check import check
 from dlx.testing.checks.producer_lifetime import MIB, none_left, together, together_well
-from dlx.testing.outcome import NotApplicable, attempt, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import NotApplicable, Subject, attempt, must
 from dlx.testing.support.capsules import swept
 from dlx.testing.support.producers import Source
 

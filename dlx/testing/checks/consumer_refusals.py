@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlx.testing.check import check, unless_refused
-from dlx.testing.outcome import NotApplicable, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import NotApplicable, Subject, error_line, must
 from dlx.testing.support.producers import Source
 
 UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dlx.testing.check import check
-from dlx.testing.outcome import attempt, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Subject, attempt, error_line, must
 from dlx.testing.support.producers import OldSource, Source
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx.testing.check import check, unless_refused
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, attempt, error_line, must
 from dlx.testing.support.capsules import Taken
 
 __all__ = ["VIEWS"]

@@ -11,8 +11,7 @@ from typing import Any
 
 from dlx._core.types import DType
 from dlx.testing.check import check
-from dlx.testing.outcome import attempt, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Subject, attempt, must
 from dlx.testing.support.capsules import Taken
 
 __all__ = ["none_left", "together", "together_well"]

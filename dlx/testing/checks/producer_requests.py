@@ -6,8 +6,7 @@ from typing import Any
 
 from dlx._core.types import IS_COPIED
 from dlx.testing.check import check
-from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Broken, NotApplicable, Subject, attempt, error_line, must
 from dlx.testing.support.capsules import Taken
 
 ELSEWHERE = (15, 0)  # WebGPU: no producer exports to it

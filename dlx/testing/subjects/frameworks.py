@@ -11,8 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from dlx.testing.catalog import library
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Subject, library
 from dlx.testing.support.producers import OTHERS
 
 __all__ = ["BACKWARDS", "PLAIN", "VIEWS_OF_ARRAYS", "through_numpy"]

@@ -12,9 +12,8 @@ from dlx._api import convert as api
 from dlx._core.extension import ffi
 from dlx._core.types import DType
 from dlx._protocols.pointer import empty, from_pointer
-from dlx.testing.catalog import library
 from dlx.testing.checks.producer_export import VIEWS
-from dlx.testing.subject import Subject
+from dlx.testing.subject import Subject, library
 from dlx.testing.subjects.frameworks import BACKWARDS, PLAIN, VIEWS_OF_ARRAYS, through_numpy
 from dlx.testing.support.producers import OTHERS, spread
 

@@ -12,6 +12,7 @@ import dlx
 from dlx._core.native import ffi
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._registry.registry import registry
+from dlx.adapter.base import version_of
 from matrix.sources import DTYPES, FRAMEWORKS, FURTHER, ODD, VALUES, memory, of_dtype
 
 WRITES = frozenset({"torch", "tvm_ffi"})  # their arrays are always writable
@@ -43,7 +44,7 @@ def installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
 
 def versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
     """Return the versions of what the cells depend on."""
-    return {name: registry.target(name).adapter.version() for name in installed(names) if name != "dlx"}
+    return {name: version_of(registry.target(name).adapter) for name in installed(names) if name != "dlx"}
 
 
 def elements(tensor: Any) -> list[int]:

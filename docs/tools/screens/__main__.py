@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
+from rich.text import Text
 
 from dlx._support.screen import Screen
 from dlx.cli.arguments import parser
@@ -73,7 +74,9 @@ def drawn(command: str) -> str:
     )  # fmt: skip
     arguments = parser().parse_args(command.split())
     command_module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
-    command_module.run(arguments, Screen(arguments.command, console=console))
+    shown = io.StringIO()
+    command_module.run(arguments, Screen(arguments.command, file=shown, width=COLUMNS))
+    console.print(Text.from_ansi(shown.getvalue()), end="")
     light, dark = (
         _bare(console.export_svg(title=f"dlx {command}", theme=theme, clear=False, unique_id="dlx"))
         for theme in (DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME)

@@ -7,10 +7,8 @@ Shared: every layout, any alignment, read-only kept. Copied: negated arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
@@ -25,6 +23,7 @@ from dlx.adapter import (
     KnownIssue,
     Layout,
     Tensor,
+    offer,
     over_memory,
     type_name,
 )
@@ -47,13 +46,12 @@ def _unflatten(bundle: Any, keys: list[Any] | None, children: list[Any], new_emp
     return made
 
 
-NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", copies=True)
+NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", needs="copy")
 
 
 class ExampleAdapter(Adapter):
     """examplearray's arrays and bundles."""
 
-    api = 1
     name = package = "examplearray"
     install = "pip install dlx-example"
     types = ("examplearray.Array",)
@@ -124,13 +122,15 @@ class ExampleAdapter(Adapter):
             dtypes=self.dtypes.known(),
             layouts=Layout.ANY,
             min_alignment=1,
-            max_ndim=8,
+            ndims=(0, 8),
             keeps_readonly=True,
             allocates_aligned=64,
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        import examplearray  # inside: nothing is imported before it is needed
+
+        return examplearray.from_dlpack(tensor)
 
     # ---- inside the framework ---------------------------------------------------------------------------------------
 
@@ -138,7 +138,4 @@ class ExampleAdapter(Adapter):
         return obj.copy()
 
 
-@dlx.hookimpl
-def dlx_adapters() -> Iterable[Adapter]:
-    """Return examplearray's adapter."""
-    return [ExampleAdapter()]
+dlx_adapters = offer(ExampleAdapter())

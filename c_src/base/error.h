@@ -1,0 +1,23 @@
+#ifndef DLX_ERROR_H_
+#define DLX_ERROR_H_
+
+/* How C raises the errors of dlx. cffi never reads this. Everything here wants the GIL. */
+
+#include "extension.h"
+#include "hooks.h"
+#include "names.h"
+
+#include "dlx_cuda.h"
+
+/* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
+ * means the status's own sentence. Errors: always returns NULL with an exception set. */
+PyObject* py_raise(int status, const char* format, ...);
+
+/* 0 for DLX_OK. Errors: -1 with the exception of the status. */
+int py_check(int status);
+
+/* The exception that is set, which is cleared as by py_error_forget. Owns: new reference. GIL:
+ * needed. Errors: NULL with the exception still set. */
+PyObject* py_error_take(void);
+
+#endif

@@ -1,0 +1,39 @@
+#ifndef DLX_HOOKS_H_
+#define DLX_HOOKS_H_
+
+/* What C needs of dlx's Python code, which registers it. cffi never reads this. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* Each with the type that it must have; NULL = it is called. */
+#define PY_HOOKS(HOOK)                                                                             \
+  HOOK(errors, &PyDict_Type)          /* {status: exception class} */                              \
+  HOOK(device, &PyType_Type)          /* Device, a tuple (type, id) */                             \
+  HOOK(dtype, &PyType_Type)           /* DType, a tuple (code, bits, lanes) */                     \
+  HOOK(host, &PyTuple_Type)           /* Device("cpu") */                                          \
+  HOOK(dtypes, &PyDict_Type)          /* {code | bits << 8: DType}, of one lane; never changed */  \
+  HOOK(represent, NULL)               /* (tensor) -> str */                                        \
+  HOOK(reduce, NULL)                  /* (tensor, protocol) -> tuple */                            \
+  HOOK(array, NULL)                   /* (tensor, dtype, copy) -> array of numpy */                \
+  HOOK(array_interface, NULL)         /* (tensor) -> dict */                                       \
+  HOOK(cuda_interface, NULL)          /* (tensor) -> dict */                                       \
+  HOOK(readonly_words, &PyTuple_Type) /* the values of `readonly`: copy, error, share; interned */ \
+  HOOK(refused, NULL)       /* (function, names of keywords or None, exception) -> None */         \
+  HOOK(stream_keeper, NULL) /* (device id, handle) -> what keeps the stream, or None */
+
+#define PY_HOOK_MEMBER(name, type) PyObject* name;
+typedef struct {
+  PY_HOOKS(PY_HOOK_MEMBER)
+} py_hooks_table;
+
+/* NULL = not registered yet. */
+extern py_hooks_table py_hooks;
+
+/* A hook, which `name` of dlx.Tensor calls. Owns: borrowed. GIL: needed. Errors: NULL with
+ * AttributeError: it is not registered. */
+PyObject* py_hook(PyObject* hook, const char* name);
+
+extern PyMethodDef py_hooks_functions[];
+
+#endif

@@ -1,0 +1,64 @@
+/* The one bridge from cffi to CPython: dlx_bind adds one builtin to a module object, and that adds
+ * those of the py_ files. They are ordinary builtins: the GIL held, real exceptions, real objects.
+ */
+
+#include "call/function.h"
+#include "convert/pairs.h"
+#include "convert/streams.h"
+#include "gil.h"
+#include "view/view.h"
+
+int dlx_bind(uintptr_t module);
+PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
+
+static PyMethodDef* const builtins[] = {
+    py_hooks_functions,    py_capsule_functions, py_buffer_functions, py_make_functions,
+    py_within_functions,   py_adopt_functions,   py_cuda_functions,   py_arrow_functions,
+    py_exchange_functions, py_view_functions,    py_pair_functions,   py_call_functions,
+    py_stream_functions,   py_arguments_functions,
+};
+
+/* The module as Python imports it. */
+#undef PyInit__ffi
+PyMODINIT_FUNC PyInit__ffi(void) {
+  return py_without_gil(dlx_cffi_module());
+}
+
+PyDoc_STRVAR(bind_doc,
+             "bind(module, /)\n--\n\n"
+             "Add every builtin and type to a module. Types and routes exist once a "
+             "process:\nImportError in any interpreter but the first that did so.");
+
+static PyObject* bind(PyObject* self, PyObject* module) {
+  static int64_t first = -1; /* numbers of interpreters are never used again */
+  int64_t here = PyInterpreterState_GetID(PyInterpreterState_Get());
+  if (here < 0) return NULL;
+  if (first >= 0 && first != here) {
+    PyErr_Format(PyExc_ImportError,
+                 "dlx works in one interpreter of a process: it is in use in interpreter %lld, and "
+                 "this is interpreter %lld. Use it from there, or use processes "
+                 "(multiprocessing) instead of interpreters.",
+                 (long long)first, (long long)here);
+    return NULL;
+  }
+  first = here;
+  if (py_gil_open() < 0 || py_names_init() < 0 || py_pair_init() < 0 || py_source_init(module) < 0 || py_target_init(module) < 0 ||
+      py_tensor_init(module) < 0 || py_function_init(module) < 0 || py_view_init(module) < 0)
+    return NULL;
+  for (size_t i = 0; i < sizeof builtins / sizeof *builtins; i++) {
+    if (PyModule_AddFunctions(module, builtins[i]) < 0) return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+/* Owns: borrows the module. GIL: taken (cffi released it). In which interpreter is not known here:
+ * nothing is done but what is right in any. Errors: -1 with the exception printed, since cffi would
+ * lose it. */
+int dlx_bind(uintptr_t module) {
+  static PyMethodDef functions[] = {{"bind", bind, METH_O, bind_doc}, {NULL, NULL, 0, NULL}};
+  PyGILState_STATE state = PyGILState_Ensure();
+  int failed = PyModule_AddFunctions((PyObject*)module, functions) < 0;
+  if (failed) PyErr_Print();
+  PyGILState_Release(state);
+  return failed ? -1 : 0;
+}

@@ -1,0 +1,49 @@
+#ifndef DLX_NAMES_H_
+#define DLX_NAMES_H_
+
+/* The names that C looks attributes, methods and keywords up by. cffi never reads this. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* Each is interned once, as py_name_... */
+#define PY_NAMES(NAME)                                   \
+  NAME(array_interface, "__array_interface__")           \
+  NAME(arrow_array, "__arrow_c_array__")                 \
+  NAME(arrow_stream, "__arrow_c_stream__")               \
+  NAME(back, "back")                                     \
+  NAME(begin, "_begin")                                  \
+  NAME(copy, "copy")                                     \
+  NAME(cpu, "cpu")                                       \
+  NAME(cuda_array_interface, "__cuda_array_interface__") \
+  NAME(detach, "detach")                                 \
+  NAME(device, "device")                                 \
+  NAME(dl_device, "dl_device")                           \
+  NAME(dlpack, "__dlpack__")                             \
+  NAME(dlpack_device, "__dlpack_device__")               \
+  NAME(dlx, "dlx")                                       \
+  NAME(dtype, "dtype")                                   \
+  NAME(hash, "__hash__")                                 \
+  NAME(iterate, "_iterate")                              \
+  NAME(lazy, "lazy")                                     \
+  NAME(like, "like")                                     \
+  NAME(max_version, "max_version")                       \
+  NAME(missed, "_missed")                                \
+  NAME(module, "__module__")                             \
+  NAME(qualname, "__qualname__")                         \
+  NAME(readonly, "readonly")                             \
+  NAME(same_as, "same_as")                               \
+  NAME(stream, "stream")                                 \
+  NAME(to, "to")                                         \
+  NAME(touch, "_touch")
+
+#define PY_NAME_DECLARED(name, text) extern PyObject* py_name_##name;
+PY_NAMES(PY_NAME_DECLARED)
+
+/* What a call __dlpack__(max_version=...) is made with: its keywords, and the newest version. */
+extern PyObject *py_version_keywords, *py_version;
+
+/* Make them all. GIL: needed. Errors: -1 with an exception. */
+int py_names_init(void);
+
+#endif

@@ -1,0 +1,88 @@
+#ifndef DLX_THREADS_H_
+#define DLX_THREADS_H_
+
+/* What free-threaded builds of CPython need besides, where threads run Python side by side: "the
+ * GIL is held" says there no more than that this thread is attached. In other builds all of this
+ * is nothing, or what it was. docs/design.md says what is shared, and what protects it. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdatomic.h>
+
+/* As Py_BEGIN_CRITICAL_SECTION, which 3.11 and 3.12 lack. */
+#ifdef Py_GIL_DISABLED
+#define PY_LOCKED(object) Py_BEGIN_CRITICAL_SECTION(object);
+#define PY_UNLOCKED() Py_END_CRITICAL_SECTION()
+#define PY_THREAD_LOCAL _Thread_local
+#else
+#define PY_LOCKED(object) {
+#define PY_UNLOCKED() }
+#define PY_THREAD_LOCAL
+#endif
+
+/* Whether somebody else holds an object, so that dropping a reference now frees nothing. Without
+ * the GIL a thread knows that of objects of its own, from the references that it counts itself. */
+static inline int py_is_held(PyObject* object) {
+#ifdef Py_GIL_DISABLED
+  return _Py_IsOwnedByCurrentThread(object) &&
+         __atomic_load_n(&object->ob_ref_local, __ATOMIC_RELAXED) > 1;
+#else
+  return Py_REFCNT(object) > 1;
+#endif
+}
+
+/* dict[key] of an exact dict, and list[i], which may be changed meanwhile. Owns: new references.
+ * Errors: NULL, for a key that is not there without an exception; for an index too. */
+static inline PyObject* py_dict_get(PyObject* dict, PyObject* key) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found;
+  PyDict_GetItemRef(dict, key, &found);
+  return found;
+#else
+  return Py_XNewRef(PyDict_GetItemWithError(dict, key));
+#endif
+}
+
+static inline PyObject* py_list_get(PyObject* list, Py_ssize_t i) {
+#ifdef Py_GIL_DISABLED
+  PyObject* found = PyList_GetItemRef(list, i);
+  if (found == NULL) PyErr_Clear(); /* IndexError */
+  return found;
+#else
+  return i < PyList_GET_SIZE(list) ? Py_NewRef(PyList_GET_ITEM(list, i)) : NULL;
+#endif
+}
+
+/* An attribute that need not be there: NULL then. Owns: new reference. May run Python. Errors: -1
+ * with an exception. */
+static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return PyObject_GetOptionalAttr(obj, name, out);
+#else
+  return _PyObject_LookupAttr(obj, name, out);
+#endif
+}
+
+/* What a weak reference is to. Owns: new reference. Errors: NULL = it is gone; none. */
+static inline PyObject* py_weak_get(PyObject* reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found;
+  PyWeakref_GetRef(reference, &found);
+  return found;
+#else
+  PyObject* found = PyWeakref_GET_OBJECT(reference);
+  return found == Py_None ? NULL : Py_NewRef(found);
+#endif
+}
+
+/* Say that a module needs no GIL; of each of ours at its end. Owns: takes the module, and gives it
+ * back. Errors: NULL goes through. */
+static inline PyObject* py_without_gil(PyObject* module) {
+#ifdef Py_GIL_DISABLED
+  if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0) Py_CLEAR(module);
+#endif
+  return module;
+}
+
+#endif

@@ -1,0 +1,361 @@
+/* The fast path as Python sees it: a callable around the Python function `convert`, in the manner
+ * of functools.lru_cache's wrapper. A call for an object and a target of a known pair, with simple
+ * options only, is answered in C; any other goes to the Python function with the same arguments. */
+
+#include "function.h"
+#include "convert/pairs.h"
+#include "options.h"
+
+#include <structmember.h>
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+/* Call the Python function with the same arguments. What it raises is completed in Python, which
+ * may raise another error in its place. */
+static PyObject* call_python(py_call* call, PyObject* const* args, size_t nargsf, PyObject* names) {
+  PyObject* result = py_call_python(call, args, nargsf, names);
+  if (result || py_hooks.refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+  py_pending pending = py_pending_save();
+  PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
+  if (pending.traceback) PyException_SetTraceback(pending.value, pending.traceback);
+  PyObject* done = PyObject_CallFunctionObjArgs(py_hooks.refused, call->function->wrapped,
+                                                names ? names : Py_None, pending.value, NULL);
+  Py_XSETREF(pending.traceback, PyException_GetTraceback(pending.value));
+  if (done) {
+    Py_DECREF(done);
+    py_pending_restore(pending);
+    return NULL;
+  }
+  Py_XDECREF(pending.type);
+  Py_XDECREF(pending.value);
+  Py_XDECREF(pending.traceback);
+  return NULL;
+}
+
+/* A function without a fast path. */
+static PyObject* call_wrapped(PyObject* self, PyObject* const* args, size_t nargsf,
+                              PyObject* names) {
+  py_call call = {.function = (FastPathObject*)self};
+  return call_python(&call, args, nargsf, names);
+}
+
+/* convert(obj, like=...): to the framework of an example on the host, on which the result shall be
+ * as well. */
+static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
+  PyObject *to = py_target_like(call, like), *result = NULL;
+  py_pair pair;
+  if (to == NULL) return NULL;
+  call->to = to;
+  if (py_pair_of(call->function, Py_TYPE(obj), to, &pair)) {
+    if (pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
+      PyObject* own = py_target_like(call, obj);
+      if (own == to) result = Py_NewRef(obj); /* it is on the host, too */
+      Py_XDECREF(own);
+    } else if (pair.what > PY_STAYS) {
+      result = py_convert_one(call, &pair, obj);
+    }
+    py_pair_release(&pair);
+  }
+  Py_DECREF(to);
+  return result;
+}
+
+/* A function of one array: trees are none. */
+static PyObject* convert_array(py_call* call, PyObject* obj) {
+  py_pair pair;
+  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  PyObject* result = py_convert_one(call, &pair, obj);
+  py_pair_release(&pair);
+  return result;
+}
+
+/* convert(obj, to=..., lazy=True): an array is converted, a container gets a view. */
+static PyObject* view(py_call* call, PyObject* obj) {
+  PyObject *function = call->function->view, *args[] = {obj, call->to};
+  int is_lazy = call->options == DLX_VIEWS;
+  call->options &= ~(unsigned)DLX_VIEWS;
+  PyObject* result = py_is_tree(Py_TYPE(obj)) ? NULL : convert_array(call, obj);
+  if (result || PyErr_Occurred() || function == NULL || !is_lazy) return result;
+  result = PyObject_Vectorcall(function, args, 2, NULL);
+  if (result == Py_None) Py_CLEAR(result);
+  return result;
+}
+
+static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t nargsf,
+                                PyObject* names) {
+  py_call call = {.function = (FastPathObject*)self};
+  PyObject *like, *result = NULL;
+  if (py_options_read(&call, args, PyVectorcall_NARGS(nargsf), names, &like)) {
+    py_maps_begin();
+    result = like                       ? convert_like(&call, args[0], like)
+             : call.options & DLX_VIEWS ? view(&call, args[0])
+             : call.function->to        ? convert_array(&call, args[0])
+                                        : py_convert(&call, args[0]);
+    py_maps_end();
+  }
+  if (result || PyErr_Occurred()) {
+    if (call.answers) Py_CLEAR(call.answers);
+    return result;
+  }
+  return call_python(&call, args, nargsf, names);
+}
+
+/* ---- the type -------------------------------------------------------------------------------- */
+
+static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  static char* names[] = {"wrapped", "learn", "failed", "to", "view", NULL};
+  PyObject *wrapped, *learn, *failed, *to = NULL, *view = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|UO:FastPathFunction", names, &wrapped,
+                                   &learn, &failed, &to, &view))
+    return NULL;
+  FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
+  if (self == NULL) return NULL;
+  self->vectorcall = learn == Py_None ? call_wrapped : fast_path_call;
+  self->wrapped = Py_NewRef(wrapped);
+  self->learn = Py_NewRef(learn);
+  self->failed = Py_NewRef(failed);
+  self->to = Py_XNewRef(to);
+  self->view = Py_XNewRef(view);
+#if defined Py_GIL_DISABLED && PY_VERSION_HEX >= 0x030E0000
+  /* Else all threads that call it count references to it on one word. */
+  PyUnstable_Object_EnableDeferredRefcount((PyObject*)self);
+#endif
+  return (PyObject*)self;
+}
+
+PyDoc_STRVAR(fast_path_bind_doc,
+             "_bind(*, wrapped, learn, failed, view)\n--\n\n"
+             "Set parts that are made after the function itself.");
+
+/* Owns: keeps a reference to each part. GIL: needed. Errors: NULL with TypeError. */
+static PyObject* fast_path_bind(PyObject* callable, PyObject* args, PyObject* keywords) {
+  static char* names[] = {"wrapped", "learn", "failed", "view", NULL};
+  FastPathObject* self = (FastPathObject*)callable;
+  PyObject** fields[] = {&self->wrapped, &self->learn, &self->failed, &self->view};
+  PyObject* parts[] = {NULL, NULL, NULL, NULL};
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO:_bind", names, &parts[0], &parts[1],
+                                   &parts[2], &parts[3]))
+    return NULL;
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    if (parts[i]) Py_XSETREF(*fields[i], Py_NewRef(parts[i]));
+  }
+  if (parts[1]) self->vectorcall = fast_path_call;
+  Py_RETURN_NONE;
+}
+
+static int fast_path_traverse(PyObject* object, visitproc visit, void* arg) {
+  FastPathObject* self = (FastPathObject*)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->wrapped);
+  Py_VISIT(self->learn);
+  Py_VISIT(self->failed);
+  Py_VISIT(self->to);
+  Py_VISIT(self->view);
+  Py_VISIT(self->dict);
+  return 0;
+}
+
+static int fast_path_clear(PyObject* object) {
+  FastPathObject* self = (FastPathObject*)object;
+  Py_CLEAR(self->wrapped);
+  Py_CLEAR(self->learn);
+  Py_CLEAR(self->failed);
+  Py_CLEAR(self->to);
+  Py_CLEAR(self->view);
+  Py_CLEAR(self->dict);
+  return 0;
+}
+
+static void fast_path_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  if (((FastPathObject*)object)->weakrefs) PyObject_ClearWeakRefs(object);
+  fast_path_clear(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
+  if (obj == NULL || obj == Py_None) return Py_NewRef(self);
+  return PyMethod_New(self, obj);
+}
+
+/* As a function's: help() and notebooks show it. Owns: a new reference. GIL: needed. Errors: NULL
+ * with an exception set. */
+static PyObject* fast_path_repr(PyObject* self) {
+  PyObject *dict = PyObject_GenericGetDict(self, NULL), *name = NULL, *module = NULL, *text = NULL;
+  if (dict == NULL) return NULL;
+  if ((name = py_dict_get(dict, py_name_qualname)) && (module = py_dict_get(dict, py_name_module)))
+    text = PyUnicode_FromFormat("<function %S.%S>", module, name); /* which runs their Python */
+  else if (!PyErr_Occurred())
+    text = PyUnicode_FromFormat("<function at %p>", self);
+  Py_XDECREF(name);
+  Py_XDECREF(module);
+  Py_DECREF(dict);
+  return text;
+}
+
+static PyObject* fast_path_reduce(PyObject* self, PyObject* unused) {
+  return PyObject_GetAttr(self, py_name_qualname); /* pickled by name, as functions are */
+}
+
+static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
+  return Py_NewRef(self);
+}
+
+PyDoc_STRVAR(fast_path_borrow_doc,
+             "_borrow(obj, to, brief=False, /)\n--\n\n"
+             "Examine, export and check an array by its pair: a dlx.Tensor for _load; `obj` itself "
+             "where that is the\nresult; None where Python must be asked, which makes all copies.");
+
+static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 && nargs != 3) {
+    PyErr_SetString(PyExc_TypeError, "_borrow takes an array and a target");
+    return NULL;
+  }
+  unsigned options = DLX_SHARES | DLX_HOST_ONLY;
+  if (nargs == 3 && args[2] == Py_True) options |= DLX_COPIES;
+  py_offer offer = {.made = NULL};
+  PyObject* same = NULL;
+  py_maps_begin();
+  py_pair pair;
+  if (py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
+    if (pair.what == PY_STAYS)
+      same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
+    else if (pair.what == PY_CONVERTS)
+      py_take_of(&pair, args[0], options, &offer);
+    py_pair_release(&pair);
+  }
+  py_maps_end();
+  if (same) return same;
+  if (offer.made) return py_tensor_wrap(offer.made);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(fast_path_load_doc,
+             "_load(tensor, obj, to, /)\n--\n\n"
+             "Hand over the tensor that _borrow returned and consume it. NotImplemented where the "
+             "pair no longer exists; then it is not consumed.");
+
+static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3 || !Py_IS_TYPE(args[0], &py_tensor_type)) {
+    PyErr_SetString(PyExc_TypeError, "_load takes what _borrow returned, the array and the target");
+    return NULL;
+  }
+  if (py_tensor_managed(args[0]) == NULL) return NULL;
+  PyObject* result = NULL;
+  py_pair pair;
+  py_maps_begin();
+  if (py_pair_find(Py_TYPE(args[1]), args[2], &pair)) {
+    if (pair.what == PY_CONVERTS) {
+      py_call call = {.function = (FastPathObject*)self, .to = args[2]};
+      DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
+      ((TensorObject*)args[0])->managed = NULL;
+      result = pair.target->make(&call, pair.target, made, args[1]);
+    }
+    py_pair_release(&pair);
+  }
+  py_maps_end();
+  return result || PyErr_Occurred() ? result : Py_NewRef(Py_NotImplemented);
+}
+
+PyDoc_STRVAR(fast_path_overlap_doc,
+             "_overlap(a, b, /)\n--\n\n"
+             "Say whether two arrays of host memory, whose elements leave no gaps, have a byte in "
+             "common; None where\nPython must be asked.");
+
+PyDoc_STRVAR(fast_path_exchange_api_doc,
+             "_exchange_api(to, python_path, /)\n--\n\n"
+             "Return the exchange table for any array in a capsule; python_path(obj) makes a "
+             "dlx.Tensor where there is no\npair.");
+
+static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* args,
+                                        Py_ssize_t nargs) {
+  if (nargs == 2) return py_exchange_any(callable, args[0], args[1]);
+  PyErr_SetString(PyExc_TypeError, "_exchange_api takes a target and a function");
+  return NULL;
+}
+
+static PyMethodDef fast_path_methods[] = {
+    {"_overlap", (PyCFunction)(void (*)(void))py_function_overlap, METH_FASTCALL,
+     fast_path_overlap_doc},
+    {"_bind", (PyCFunction)(void (*)(void))fast_path_bind, METH_VARARGS | METH_KEYWORDS,
+     fast_path_bind_doc},
+    {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
+    {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
+    {"_exchange_api", (PyCFunction)(void (*)(void))fast_path_exchange_api, METH_FASTCALL,
+     fast_path_exchange_api_doc},
+    {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},
+    {"__copy__", fast_path_copy, METH_NOARGS, NULL},
+    {"__deepcopy__", fast_path_copy, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef fast_path_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastPathObject, vectorcall), 1, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(FastPathObject, dict), 1, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(FastPathObject, weakrefs), 1, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef fast_path_attributes[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(fast_path_doc,
+             "FastPathFunction(wrapped, learn, failed, to=None, view=None)\n--\n\n"
+             "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
+             "one array. `view`:\nview(obj, to) gives a lazy view, or None. Where `learn` is None "
+             "calls go to Python.");
+
+static PyType_Slot fast_path_slots[] = {
+    {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},
+    {Py_tp_traverse, fast_path_traverse}, {Py_tp_clear, fast_path_clear},
+    {Py_tp_call, PyVectorcall_Call},      {Py_tp_repr, fast_path_repr},
+    {Py_tp_descr_get, fast_path_get},     {Py_tp_methods, fast_path_methods},
+    {Py_tp_getset, fast_path_attributes}, {Py_tp_members, fast_path_members},
+    {Py_tp_doc, (void*)fast_path_doc},    {0, NULL},
+};
+
+static PyType_Spec fast_path_spec = {
+    .name = "dlx.function", /* as users are shown it */
+    .basicsize = sizeof(FastPathObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .slots = fast_path_slots,
+};
+
+PyDoc_STRVAR(
+    set_traced_doc,
+    "set_traced(function, /)\n--\n\n"
+    "Register what compilers that trace Python code read in place of a call: `__call__` of "
+    "the type. Calls go on in C.");
+
+/* Owns: keeps a reference to `function`. GIL: needed. Errors: NULL with an exception.
+ * Into the type's dict, not by setattr: that would let Python answer every call. */
+static PyObject* set_traced(PyObject* module, PyObject* function) {
+  PyObject* type = PyObject_GetAttrString(module, "FastPathFunction");
+  if (type == NULL) return NULL;
+  int failed = PyDict_SetItemString(((PyTypeObject*)type)->tp_dict, "__call__", function);
+  PyType_Modified((PyTypeObject*)type);
+  Py_DECREF(type);
+  if (failed) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef function_functions[] = {
+    PY_ONE(set_traced),
+    PY_END,
+};
+
+int py_function_init(PyObject* module) {
+  if (py_options_init(module) < 0 || PyModule_AddFunctions(module, function_functions) < 0)
+    return -1;
+  PyObject* type = PyType_FromSpec(&fast_path_spec);
+  if (type == NULL) return -1;
+  int failed = PyModule_AddObjectRef(module, "FastPathFunction", type);
+  Py_DECREF(type);
+  return failed;
+}

@@ -1,0 +1,21 @@
+#ifndef DLX_FUNCTION_H_
+#define DLX_FUNCTION_H_
+
+/* Functions with a fast path, as Python sees them. */
+
+#include "convert/call.h"
+
+/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
+int py_function_init(PyObject* module);
+
+/* ---- call/arguments.c ------------------------------------------------------------------------ */
+
+extern PyMethodDef py_arguments_functions[];
+
+/* ---- call/overlap.c -------------------------------------------------------------------------- */
+
+/* Its method `_overlap`. Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an
+ * exception. */
+PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
+
+#endif

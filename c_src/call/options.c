@@ -1,0 +1,106 @@
+/* The options that the fast path understands; calls with any other go to Python. */
+
+#include "options.h"
+
+#include <stdatomic.h>
+
+/* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
+ * that threads read them without a lock. */
+static _Atomic(PyObject*) hosts[8];
+
+/* Errors: 0 = ask Python, unless an exception is set. */
+static int names_host(PyObject* value) {
+  if (value == py_name_cpu) return 1;
+  for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+    PyObject* host = atomic_load_explicit(&hosts[i], memory_order_acquire);
+    if (host == NULL) return 0;
+    int same = Py_IS_TYPE(value, Py_TYPE(host)) ? PyObject_RichCompareBool(value, host, Py_EQ) : 0;
+    if (same < 0) py_error_forget();
+    if (same) return same == 1;
+  }
+  return 0;
+}
+
+/* One option of a call. Errors: 0 where only Python understands it, unless an exception is set. */
+static int read_option(unsigned* options, PyObject* name, PyObject* value) {
+  if (name == py_name_copy) {
+    *options |= value == Py_True ? DLX_COPIES : value == Py_False ? DLX_SHARES : 0;
+    return value == Py_True || value == Py_False || value == Py_None;
+  }
+  if (name == py_name_readonly) { /* the Python path checks the value where it matters */
+    for (Py_ssize_t i = 0; py_hooks.readonly_words && i < PyTuple_GET_SIZE(py_hooks.readonly_words); i++) {
+      if (value != PyTuple_GET_ITEM(py_hooks.readonly_words, i)) continue;
+      *options |= i == 1 ? DLX_KEEPS_READONLY : i ? DLX_UNMARKS : 0;
+      return 1;
+    }
+    return 0;
+  }
+  if (name == py_name_detach) {
+    if (value == Py_True) *options |= DLX_EXAMINES | DLX_DETACHES;
+    return value == Py_True || value == Py_False;
+  }
+  if (name == py_name_lazy) {
+    if (value == Py_True) *options |= DLX_VIEWS;
+    return value == Py_True || value == Py_False;
+  }
+  if (name == py_name_device) { /* arrays of devices are moved by the Python path */
+    int is_host = value != Py_None && names_host(value);
+    if (is_host) *options |= DLX_EXAMINES | DLX_HOST_ONLY | DLX_NAMES_DEVICE;
+    return is_host || value == Py_None;
+  }
+  return 0;
+}
+
+int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject* names,
+                    PyObject** like) {
+  PyObject* own = call->function->to;
+  Py_ssize_t n_names = names ? PyTuple_GET_SIZE(names) : 0;
+  *like = NULL;
+  call->to = own ? own : n == 2 ? args[1] : NULL;
+  if (own) return n == 1 && n_names == 0;
+  if (n == 1 && n_names == 1 && PyTuple_GET_ITEM(names, 0) == py_name_to) {
+    call->to = args[1];
+    return 1;
+  }
+  if (n != 1 && n != 2) return 0;
+  for (Py_ssize_t i = 0; i < n_names; i++) {
+    PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[n + i];
+    if (name == py_name_to && n == 1)
+      call->to = value;
+    else if (name == py_name_like && n_names == 1 && n == 1)
+      *like = value;
+    else if (!read_option(&call->options, name, value))
+      return 0;
+  }
+  return call->to || *like;
+}
+
+PyDoc_STRVAR(add_host_doc,
+             "add_host(device, /)\n--\n\n"
+             "Register an object of an immutable type that stands for the host where a call says "
+             "`device`.");
+
+/* Owns: keeps a reference. GIL: needed; may run Python. Errors: NULL with an exception. */
+static PyObject* add_host(PyObject* module, PyObject* device) {
+  size_t i = 0;
+  PyObject* none = NULL;
+  if (names_host(device)) Py_RETURN_NONE;
+  if (PyErr_Occurred()) return NULL;
+  Py_INCREF(device);
+  while (i < sizeof hosts / sizeof *hosts &&
+         !atomic_compare_exchange_strong(&hosts[i], &none, device)) {
+    none = NULL;
+    i++;
+  }
+  if (i == sizeof hosts / sizeof *hosts) Py_DECREF(device); /* there are enough: Python is asked */
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef option_functions[] = {
+    PY_ONE(add_host),
+    PY_END,
+};
+
+int py_options_init(PyObject* module) {
+  return PyModule_AddFunctions(module, option_functions);
+}

@@ -1,0 +1,223 @@
+/* Maps that grow, and what has left them: see map.h. */
+
+#include "map.h"
+#include "core/thread_state.h"
+
+#include <pthread.h>
+
+/* ---- what has left a map --------------------------------------------------------------------- */
+
+/* Things to be given up when no lock is held, since that may run Python: objects, or else memory.
+ */
+typedef struct left {
+  PyObject* object;
+  void* memory;
+  uint64_t when; /* it left, without the GIL */
+  struct left* next;
+} left;
+
+static left* leaving; /* guarded by the lock, or the GIL */
+
+#ifdef Py_GIL_DISABLED
+static PyMutex changing;
+static _Atomic(uint64_t) now = 1;    /* counts what has left */
+static atomic_int is_anyone_unknown; /* a thread read without a state: nothing is freed any more */
+
+/* In the child: another thread, which is not there, may have held it. */
+static void after_fork(void) {
+  changing = (PyMutex){0};
+}
+
+static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
+void py_map_init(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, watch_forks);
+}
+
+static void lock(void) {
+  PyMutex_Lock(&changing);
+}
+
+static void unlock(void) {
+  PyMutex_Unlock(&changing);
+}
+
+void py_maps_begin(void) {
+  dlx_thread_state* own = dlx_state_of_thread();
+  if (own == NULL) {
+    atomic_store(&is_anyone_unknown, 1);
+    return;
+  }
+  if (own->nested++) return;
+  /* Before a map is read, as `leave` does it the other way: either the thread is seen to read, or
+   * it finds what left gone. */
+  atomic_store_explicit(&own->since, atomic_load_explicit(&now, memory_order_relaxed),
+                        memory_order_relaxed);
+  atomic_thread_fence(memory_order_seq_cst);
+}
+
+void py_maps_end(void) {
+  dlx_thread_state* own = dlx_own_state;
+  if (own == NULL || own->nested == 0 || --own->nested) return;
+  atomic_store_explicit(&own->since, 0, memory_order_release);
+}
+
+/* When the thread began to read that has done so longest. */
+static uint64_t oldest_reader(void) {
+  uint64_t oldest = atomic_load(&is_anyone_unknown) ? 0 : UINT64_MAX;
+  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
+    uint64_t since = atomic_load(&each->since);
+    if (since && since < oldest) oldest = since;
+  }
+  return oldest;
+}
+
+static uint64_t stamp(void) {
+  atomic_thread_fence(memory_order_seq_cst);
+  return atomic_fetch_add(&now, 1) + 1;
+}
+#else
+void py_map_init(void) {}
+
+static void lock(void) {}
+
+static void unlock(void) {}
+
+static uint64_t oldest_reader(void) {
+  return UINT64_MAX;
+}
+
+static uint64_t stamp(void) {
+  return 0;
+}
+#endif
+
+/* Owns: takes the object, or the memory. GIL: needed, the lock held. Without memory it leaks. */
+static void leave(PyObject* object, void* memory) {
+  left* l = object || memory ? PyMem_Malloc(sizeof *l) : NULL;
+  if (l == NULL) return;
+  *l = (left){object, memory, stamp(), leaving};
+  leaving = l;
+}
+
+/* Give up what no thread reads any more. GIL: needed, no lock held; may run Python. A pending
+ * exception is kept. */
+static void give_up(void) {
+  left *l, *unused = NULL;
+  lock();
+  uint64_t oldest = oldest_reader();
+  for (left** place = &leaving; (l = *place) != NULL;) {
+    if (l->when <= oldest) {
+      *place = l->next;
+      l->next = unused;
+      unused = l;
+    } else {
+      place = &l->next;
+    }
+  }
+  unlock();
+  py_pending pending = py_pending_save();
+  while ((l = unused) != NULL) {
+    unused = l->next;
+    Py_XDECREF(l->object);
+    PyMem_Free(l->memory);
+    PyMem_Free(l);
+  }
+  py_pending_restore(pending);
+}
+
+/* ---- maps ------------------------------------------------------------------------------------ */
+
+/* Where a key is, or would be. */
+static py_entry* entry_of(py_map* map, const void* key) {
+  size_t i = (uintptr_t)key >> 4 ^ (uintptr_t)key >> 12;
+  for (const void* found; (found = map->at[i & map->mask].key) != NULL && found != key;) i++;
+  return &map->at[i & map->mask];
+}
+
+/* Copy what is still of use into a map with room for one more. Owns: the caller owns the result,
+ * which has the references of `old`; types are held in `held` meanwhile. GIL: needed, the lock
+ * held. Errors: NULL without memory. */
+static py_map* widen(py_map* old, const py_kind* (*kind_of)(PyObject*), PyObject** held) {
+  size_t room = old ? old->mask + 1 : 0, kept = 0, wanted = 16;
+  uint8_t* is_kept = PyMem_Calloc(room + 1, 1);
+  for (size_t i = 0; is_kept && i < room; i++) {
+    uintptr_t word = old->at[i].word;
+    const py_kind* k = word && kind_of ? kind_of(py_word_object(word)) : NULL;
+    is_kept[i] = word && !(k && py_kind_is_gone(k, &held[i]));
+    kept += is_kept[i];
+  }
+  while (wanted < (kept + 1) * 3) wanted *= 2;
+  py_map* map = is_kept ? PyMem_Calloc(1, sizeof *map + wanted * sizeof(py_entry)) : NULL;
+  if (map) map->mask = wanted - 1;
+  for (size_t i = 0; map && i < room; i++) {
+    if (!is_kept[i]) {
+      if (old->at[i].word) leave(py_word_object(old->at[i].word), NULL);
+      continue;
+    }
+    py_entry* e = entry_of(map, old->at[i].key);
+    e->word = old->at[i].word;
+    e->key = old->at[i].key;
+    map->in_use++;
+  }
+  PyMem_Free(is_kept);
+  return map;
+}
+
+int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word,
+               const py_kind* (*kind_of)(PyObject*)) {
+  PyObject** held = NULL;
+  size_t n_held = 0;
+  lock();
+  py_map* map = atomic_load(place);
+  if (map == NULL || map->in_use * 2 > map->mask) {
+    n_held = map ? map->mask + 1 : 0;
+    held = PyMem_Calloc(n_held + 1, sizeof(PyObject*));
+    py_map* wider = held ? widen(map, kind_of, held) : NULL;
+    if (wider) {
+      atomic_store(place, wider);
+      leave(NULL, map);
+    }
+    map = wider;
+  }
+  if (map) {
+    py_entry* e = entry_of(map, key);
+    map->in_use += e->key == NULL;
+    Py_XINCREF(py_word_object(word));
+    uintptr_t old = atomic_exchange(&e->word, word);
+    atomic_store(&e->key, key); /* after its word: who finds the key finds that */
+    if (old) leave(py_word_object(old), NULL);
+  }
+  unlock();
+  for (size_t i = 0; held && i < n_held; i++) Py_XDECREF(held[i]);
+  PyMem_Free(held);
+  give_up();
+  return map ? 0 : (PyErr_NoMemory(), -1);
+}
+
+void py_map_clear(_Atomic(py_map*)* place) {
+  lock();
+  py_map* map = atomic_exchange(place, NULL);
+  for (size_t i = 0; map && i <= map->mask; i++) leave(py_word_object(map->at[i].word), NULL);
+  leave(NULL, map);
+  unlock();
+  give_up();
+}
+
+void py_map_free(_Atomic(py_map*)* place) {
+  py_map* map = atomic_exchange(place, NULL);
+  for (size_t i = 0; map && i <= map->mask; i++) Py_XDECREF(py_word_object(map->at[i].word));
+  PyMem_Free(map);
+}
+
+int py_map_visit(const _Atomic(py_map*)* place, visitproc visit, void* arg) {
+  const py_map* map = atomic_load_explicit(place, memory_order_relaxed);
+  for (size_t i = 0; map && i <= map->mask; i++) {
+    PyObject* object = py_word_object(atomic_load_explicit(&map->at[i].word, memory_order_relaxed));
+    Py_VISIT(object);
+  }
+  return 0;
+}

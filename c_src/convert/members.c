@@ -1,0 +1,40 @@
+/* Keywords that dlx/_engine/fast_path.py gives, read into the members of sources and targets. The
+ * values stay in one tuple, which the collector sees; members borrow from it. */
+
+#include "source.h"
+
+#include <string.h>
+
+PyObject* py_members_read(const py_member* members, PyObject* keywords, void* self) {
+  Py_ssize_t at = 0, n = 0;
+  PyObject *name, *value, *given = PyTuple_New(keywords ? PyDict_GET_SIZE(keywords) : 0);
+  while (given && keywords && PyDict_Next(keywords, &at, &name, &value)) {
+    PyTuple_SET_ITEM(given, n++, Py_NewRef(value));
+    const py_member* m = members;
+    while (m->name && PyUnicode_CompareWithASCIIString(name, m->name) != 0) m++;
+    if (m->name == NULL) {
+      PyErr_Format(PyExc_TypeError, "there is no member %R", name);
+      Py_CLEAR(given);
+    } else if (value != Py_None && m->read(value, (char*)self + m->offset, self) < 0) {
+      Py_CLEAR(given);
+    }
+  }
+  return given;
+}
+
+int py_read_object(PyObject* value, void* where, void* self) {
+  *(PyObject**)where = value;
+  return 0;
+}
+
+int py_read_flag(PyObject* value, void* where, void* self) {
+  *(int*)where = PyObject_IsTrue(value);
+  return *(int*)where < 0 ? -1 : 0;
+}
+
+/* True: by its table; or (function, attribute). */
+int py_read_streams(PyObject* value, void* where, void* self) {
+  py_stream_source* s = where;
+  if (value == Py_True) return s->is_by_table = 1, 0;
+  return PyArg_ParseTuple(value, "OU:stream", &s->function, &s->attribute) ? 0 : -1;
+}

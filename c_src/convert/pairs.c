@@ -1,0 +1,210 @@
+/* Sources by type, targets by the `to` of calls, and pairs by type in each target. Types are not
+ * held: a version tag, and where that has changed a weak reference, say that a type is still the
+ * one that was learned. */
+
+#include "pairs.h"
+
+static _Atomic(py_map*) sources, targets;
+static PyObject*
+    names; /* {name: the same} of targets; a borrowed name stays, for none is removed */
+
+int py_pair_init(void) {
+  py_map_init();
+  names = PyDict_New();
+  return names && py_kind_init() == 0 ? 0 : -1;
+}
+
+static const py_kind* kind_of_source(PyObject* source) {
+  return &((py_source*)source)->kind;
+}
+
+/* What calls that name a target equally are looked up by: of strings the one that is interned.
+ * Owns: borrowed. Errors: the target itself; NULL for what is compared by code of its own. */
+static PyObject* key_of(PyObject* to) {
+  if (!PyUnicode_Check(to) || (PyUnicode_CheckExact(to) && PyUnicode_CHECK_INTERNED(to))) return to;
+  if (Py_TYPE(to)->tp_hash != PyUnicode_Type.tp_hash ||
+      Py_TYPE(to)->tp_richcompare != PyUnicode_Type.tp_richcompare)
+    return NULL;
+  PyObject* known = PyDict_GetItemWithError(names, to);
+  return known ? known : to;
+}
+
+/* What is found is held, since comparing it with its type may run Python. */
+static inline py_target* target_at(PyObject* key) {
+  py_target* t = (py_target*)py_word_object(py_map_get(&targets, key));
+  if (t == NULL) return NULL;
+  py_map_hold(t);
+  PyTypeObject* type = t->kind.type;
+  if (type == NULL || py_kind_is_current(&t->kind, type) || py_kind_compare(&t->kind, type))
+    return t;
+  py_map_release(t);
+  return NULL;
+}
+
+static py_target* find_target(PyObject* to) {
+  py_target* t = target_at(to);
+  if (t || PyErr_Occurred()) return t;
+  PyObject* key = key_of(to); /* literals are interned already */
+  return key && key != to ? target_at(key) : NULL;
+}
+
+static inline py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject* type,
+                                     unsigned* bits) {
+  uintptr_t word = py_map_get(place, type);
+  py_source* s = (py_source*)py_word_object(word);
+  if (s == NULL) return NULL;
+  *bits = word & DLX_WORD_BITS;
+  py_map_hold(s);
+  if (py_kind_is_current(&s->kind, type) || py_kind_compare(&s->kind, type)) return s;
+  py_map_release(s);
+  return NULL;
+}
+
+int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
+  unsigned bits;
+  py_target* t = find_target(to);
+  if (t == NULL) return 0;
+  py_source* s = find_source(&t->pairs, type, &bits);
+  if (s == NULL) return py_map_release(t), 0;
+  *out = (py_pair){s, t, bits & (PY_AT_ROOT - 1), bits & PY_AT_ROOT};
+  return 1;
+}
+
+/* Errors: -1 with an exception that ends the call. */
+static int learn(const FastPathObject* function, PyTypeObject* type, PyObject* to) {
+  if (PyErr_Occurred()) return -1;
+  PyObject* done = PyObject_CallFunctionObjArgs(function->learn, (PyObject*)type, to, NULL);
+  if (done == NULL) return py_error_forget();
+  Py_DECREF(done);
+  return 0;
+}
+
+int py_pair_of(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out) {
+  return py_pair_find(type, to, out) ||
+         (learn(function, type, to) == 0 && py_pair_find(type, to, out));
+}
+
+static py_source* find_example(PyTypeObject* type) {
+  unsigned bits;
+  py_source* s = find_source(&sources, type, &bits);
+  if (s == NULL || atomic_load_explicit(&s->like, memory_order_acquire)) return s;
+  py_map_release(s);
+  return NULL;
+}
+
+py_source* py_example_of(const FastPathObject* function, PyTypeObject* type) {
+  py_source* s = find_example(type);
+  if (s || learn(function, type, Py_NotImplemented) < 0) return s;
+  return find_example(type);
+}
+
+void py_target_forget(py_target* t) {
+  if (t->key && (py_target*)py_word_object(py_map_get(&targets, t->key)) == t &&
+      py_map_set(&targets, t->key, 0, NULL) < 0)
+    PyErr_Clear(); /* it is asked again at the next call */
+}
+
+/* ---- learned --------------------------------------------------------------------------------- */
+
+/* Errors: 0 with ValueError, and -1 that cannot be. */
+static int read_what(PyObject* name) {
+  static const char* const words[] = {"python", "passes", "looks",    "children",
+                                      "rule",   "stays",  "converts", "produces"};
+  for (int i = 0; i < 8; i++) {
+    if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, words[i]) == 0) return i;
+  }
+  PyErr_Format(PyExc_ValueError, "no pair is %R", name);
+  return -1;
+}
+
+PyDoc_STRVAR(
+    pair_add_doc,
+    "pair_add(to, source, target, what, at_root=False, /)\n--\n\n"
+    "Add a pair to the fast path; see c_src/convert/pairs.h.\n\n"
+    "Return whether the fast path can convert it. What it cannot is remembered, too, until "
+    "the type changes\nor the pairs are cleared.");
+
+static PyObject* pair_add(PyObject* module, PyObject* args) {
+  PyObject *to, *what_name;
+  py_source* s;
+  py_target* t;
+  int at_root = 0;
+  if (!PyArg_ParseTuple(args, "OO!O!O|p:pair_add", &to, py_source_type, &s, py_target_type, &t,
+                        &what_name, &at_root))
+    return NULL;
+  int what = read_what(what_name);
+  if (what < 0) return NULL;
+  int is_array = what == PY_CONVERTS || what == PY_PRODUCES;
+  if (is_array && (s->take == NULL || t->make == NULL)) what = PY_PYTHON;
+  uintptr_t word = (uintptr_t)s | (unsigned)what | (at_root ? PY_AT_ROOT : 0u);
+  if (py_map_set(&t->pairs, s->kind.type, word, kind_of_source) < 0) return NULL;
+  if ((py_target*)py_word_object(py_map_get(&targets, to)) != t) {
+    if (PyUnicode_Check(to) && PyDict_SetDefault(names, to, to) == NULL) return NULL;
+    Py_XSETREF(t->key, Py_NewRef(to));
+    if (py_map_set(&targets, to, (uintptr_t)t, NULL) < 0) return NULL;
+  }
+  return PyBool_FromLong(what == PY_STAYS || what == PY_CONVERTS || what == PY_PRODUCES);
+}
+
+PyDoc_STRVAR(source_of_doc,
+             "source_of(type, /)\n--\n\n"
+             "Return the Source of an exact type, or None.");
+
+/* Owns: takes what was found; the result is new. Errors: NULL with an exception; else None. */
+static PyObject* shown(void* found) {
+  PyObject* result = found ? Py_NewRef(found) : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+  if (found) py_map_release(found);
+  py_maps_end();
+  return result;
+}
+
+static PyObject* source_of(PyObject* module, PyObject* type) {
+  unsigned bits;
+  if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "expected a type");
+  py_maps_begin();
+  return shown(find_source(&sources, (PyTypeObject*)type, &bits));
+}
+
+PyDoc_STRVAR(target_of_doc,
+             "target_of(to, /)\n--\n\n"
+             "Return the Target that calls name so, or None.");
+
+static PyObject* target_of(PyObject* module, PyObject* to) {
+  py_maps_begin();
+  return shown(find_target(to));
+}
+
+PyDoc_STRVAR(
+    source_add_doc,
+    "source_add(source, like=None, /)\n--\n\n"
+    "Remember the source of its type. `like`: (target, place or None) of an example, where "
+    "place(obj)\nsays whether it stays on the host, or gives None: ask Python. False: ask "
+    "Python.");
+
+static PyObject* source_add(PyObject* module, PyObject* args) {
+  py_source* s;
+  PyObject* like = Py_None;
+  if (!PyArg_ParseTuple(args, "O!|O:source_add", py_source_type, &s, &like)) return NULL;
+  if (like != Py_None) Py_XDECREF(atomic_exchange(&s->like, Py_NewRef(like)));
+  if (py_map_set(&sources, s->kind.type, (uintptr_t)s, kind_of_source) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(routes_clear_doc,
+             "routes_clear()\n--\n\n"
+             "Forget every source, target and pair: the adapters have changed.");
+
+static PyObject* routes_clear(PyObject* module, PyObject* unused) {
+  py_map_clear(&targets);
+  py_map_clear(&sources);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_pair_functions[] = {
+    {"pair_add", pair_add, METH_VARARGS, pair_add_doc},
+    {"source_of", source_of, METH_O, source_of_doc},
+    {"target_of", target_of, METH_O, target_of_doc},
+    {"source_add", source_add, METH_VARARGS, source_add_doc},
+    {"routes_clear", routes_clear, METH_NOARGS, routes_clear_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,232 @@
+/* The type of sources: what is read of one, and which functions take its arrays. */
+
+#include "source.h"
+
+#include <structmember.h>
+
+PyTypeObject* py_source_type;
+
+#define SOURCE(name) ((py_source*)(name))
+
+static int read_question(PyObject* value, void* where, void* self) {
+  return py_question_read(value, SOURCE(self)->kind.type, where);
+}
+
+static int read_guards(PyObject* value, void* where, void* self) {
+  return py_guards_read(value, SOURCE(self)->kind.type, where);
+}
+
+static int read_switches(PyObject* value, void* where, void* self) {
+  return py_switches_read(value, &PyDict_Type, where);
+}
+
+/* A capsule; False for none. */
+static int read_table(PyObject* value, void* where, void* self) {
+  if (value != Py_False) *(const DLPackExchangeAPI**)where = py_exchange_read(value, 0);
+  return 0;
+}
+
+static int read_guard_function(PyObject* value, void* where, void* self) {
+  *(dlx_guard_function*)where =
+      (dlx_guard_function)PyCapsule_GetPointer(value, "dlx_guard_function");
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_producer(PyObject* value, void* where, void* self) {
+  py_producer* p = where;
+  if (!PyArg_ParseTuple(value, "O!O!O:Producer", &PyTuple_Type, &p->names, &PyTuple_Type,
+                        &p->values, &p->no_numbers))
+    return -1;
+  if (PyTuple_GET_SIZE(p->names) <= DLX_MAX_KEYWORDS &&
+      PyTuple_GET_SIZE(p->names) == PyTuple_GET_SIZE(p->values))
+    return 0;
+  PyErr_SetString(PyExc_ValueError, "a producer has a value for each keyword, and few of them");
+  return -1;
+}
+
+static int read_fields(PyObject* value, void* where, void* self) {
+  py_fields* f = where;
+  py_question* questions[] = {&f->memory, &f->shape, &f->strides, &f->dtype, &f->device};
+  PyObject* asked[5];
+  if (!PyArg_ParseTuple(value, "OOOOOUO!:Fields", &asked[0], &asked[1], &asked[2], &asked[3],
+                        &asked[4], &f->address, &PyDict_Type, &f->dtypes))
+    return -1;
+  for (int i = 0; i < 5; i++) {
+    if (read_question(asked[i], questions[i], self) < 0) return -1;
+  }
+  return 0;
+}
+
+/* How many modules there were, and registrations with abstract base classes, when nothing else
+ * claimed the type. */
+static int read_stamp(PyObject* value, void* where, void* self) {
+  py_kind* k = where;
+  unsigned long long registrations;
+  if (!PyArg_ParseTuple(value, "nK:stamp", &k->n_modules, &registrations)) return -1;
+  k->registrations = registrations;
+  return 0;
+}
+
+static int read_managed(PyObject* value, void* where, void* self) {
+  if (value == Py_True) *(py_take**)where = py_take_managed;
+  return 0;
+}
+
+static int read_examined(PyObject* value, void* where, void* self) {
+  if (value == Py_True) *(py_stay**)where = py_stay_examined;
+  return 0;
+}
+
+static int read_immutable(PyObject* value, void* where, void* self) {
+  if (value == Py_True) *(uint64_t*)where = DLPACK_FLAG_BITMASK_READ_ONLY;
+  return 0;
+}
+
+#define AT(member) offsetof(py_source, member)
+
+/* What each means stands at the struct, in source.h; _source of dlx/_engine/fast_path.py gives it.
+ */
+static const py_member members[] = {
+    {"what", py_read_object, AT(what)},
+    {"adapter", py_read_object, AT(adapter)},
+    {"depends_on", py_read_object, AT(kind.names)},
+    {"still", py_read_object, AT(kind.still)},
+    {"stamp", read_stamp, AT(kind)},
+    {"table", read_table, AT(table)},
+    {"managed", read_managed, AT(take)},
+    {"is_own_table", read_managed, AT(take)},
+    {"immutable", read_immutable, AT(flags)},
+    {"is_host_only", py_read_flag, AT(is_host_only)},
+    {"examined", read_examined, AT(within.stay)},
+    {"copy", py_read_object, AT(within.copy)},
+    {"ready", py_read_object, AT(within.ready)},
+    {"export", py_read_object, AT(export)},
+    {"unblocked", py_read_object, AT(unblocked)},
+    {"producer", read_producer, AT(producer)},
+    {"fields", read_fields, AT(fields)},
+    {"streams", py_read_streams, AT(streams)},
+    {"guards", read_guards, AT(gate)},
+    {"guard_function", read_guard_function, AT(gate.in_c)},
+    {"switches", read_switches, AT(gate.switches)},
+    {"detach", read_question, AT(detach)},
+    {"owner", read_question, AT(owner.ask)},
+    {"start", read_question, AT(owner.start)},
+    {"nbytes", read_question, AT(owner.nbytes)},
+    {"dtype", read_question, AT(confirmed.dtype)},
+    {"confirmed", py_read_object, AT(confirmed.wanted)},
+    {"parts", py_read_object, AT(parts)},
+    {NULL, NULL, 0},
+};
+
+/* Which function takes its arrays: by the borrow slot of its table, unless the managed one is
+ * wanted; what that cannot describe goes by another one where nothing is to be asked afterwards. */
+static void choose(py_source* s) {
+  int borrows = s->table && s->table->dltensor_from_py_object_no_sync;
+  int manages = s->table && s->table->managed_tensor_from_py_object_no_sync;
+  int is_managed = s->take == py_take_managed;
+  py_take* exports = s->fields.address ? py_take_attributes
+                     : manages         ? py_take_managed
+                     : s->export       ? py_take_exported
+                                       : NULL;
+  if (s->kind.type == &py_tensor_type) {
+    s->take = py_take_tensor;
+  } else if (s->producer.names) {
+    s->take = py_take_capsule;
+  } else if (borrows && !is_managed) {
+    int asks =
+        s->owner.ask.name || s->gate.n > s->gate.n_early || s->gate.in_c || s->confirmed.wanted;
+    s->take = py_take_borrowed;
+    s->otherwise = asks ? NULL : exports;
+  } else {
+    s->take = exports;
+  }
+  if (borrows && s->flags == 0) s->look = s->table->dltensor_from_py_object_no_sync;
+  if (s->streams.is_by_table && s->table) s->streams.table = s->table->current_work_stream;
+}
+
+static PyObject* source_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  PyTypeObject* kind;
+  if (!PyArg_ParseTuple(args, "O!:Source", &PyType_Type, &kind)) return NULL;
+  py_source* s = (py_source*)type->tp_alloc(type, 0);
+  if (s == NULL) return NULL;
+  s->kind.type = kind;
+  s->kind.n_modules = -1;
+  s->within.stay = py_stay_as_it_is;
+  s->given = py_members_read(members, keywords, s);
+  if (s->given == NULL || py_kind_note(&s->kind, kind) < 0) goto failed;
+  /* The table of an unlisted type itself: it promises less. */
+  int has_own = keywords && PyDict_GetItemString(keywords, "is_own_table") == Py_True;
+  int is_listed = keywords && PyDict_GetItemString(keywords, "table");
+  if (s->table == NULL && !is_listed && kind != &py_tensor_type) s->table = py_exchange_find(kind);
+  if (PyErr_Occurred()) goto failed;
+  choose(s);
+  if (has_own) s->look = NULL;
+  return (PyObject*)s;
+
+failed:
+  Py_DECREF(s);
+  return NULL;
+}
+
+static int source_traverse(PyObject* self, visitproc visit, void* arg) {
+  py_source* s = SOURCE(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(s->given);
+  Py_VISIT(atomic_load_explicit(&s->like, memory_order_relaxed));
+  Py_VISIT(atomic_load_explicit(&s->producer.number, memory_order_relaxed));
+  return py_kind_visit(&s->kind, visit, arg);
+}
+
+/* Nothing uses a source that the collector clears: the tables hold those in use. */
+static int source_clear(PyObject* self) {
+  py_source* s = SOURCE(self);
+  py_gate_free(&s->gate);
+  py_kind_clear(&s->kind);
+  Py_XDECREF(atomic_exchange(&s->like, NULL));
+  Py_XDECREF(atomic_exchange(&s->producer.number, NULL));
+  Py_CLEAR(s->given);
+  return 0;
+}
+
+static void source_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  py_pending pending = py_pending_save(); /* a call may end with an exception, and free it */
+  PyObject_GC_UnTrack(self);
+  source_clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+  py_pending_restore(pending);
+}
+
+static PyMemberDef source_members[] = {
+    {"what", T_OBJECT, AT(what), READONLY, NULL},
+    {"adapter", T_OBJECT, AT(adapter), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyDoc_STRVAR(source_doc,
+             "Source(type, /, **members)\n--\n\n"
+             "How arrays of an exact type are taken on the fast path; see c_src/convert/source.h.");
+
+static PyType_Slot source_slots[] = {
+    {Py_tp_new, source_new},
+    {Py_tp_dealloc, source_dealloc},
+    {Py_tp_traverse, source_traverse},
+    {Py_tp_clear, source_clear},
+    {Py_tp_members, source_members},
+    {Py_tp_doc, (void*)source_doc},
+    {0, NULL},
+};
+
+static PyType_Spec source_spec = {
+    .name = "dlx._ffi.Source",
+    .basicsize = sizeof(py_source),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = source_slots,
+};
+
+int py_source_init(PyObject* module) {
+  py_source_type = (PyTypeObject*)PyType_FromSpec(&source_spec);
+  if (py_source_type == NULL) return -1;
+  return PyModule_AddObjectRef(module, "Source", (PyObject*)py_source_type);
+}

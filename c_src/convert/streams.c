@@ -1,0 +1,192 @@
+/* Streams of one call: see streams.h. */
+
+#include "streams.h"
+#include "core/thread_state.h"
+
+/* Contexts of this thread that `count_stream_contexts` knows of. */
+static FEW_WORDS int stream_contexts;
+
+static int has_streams(const py_stream_source* s) {
+  return s->table || s->function;
+}
+
+int py_may_share_cuda(const py_source* s, const py_target* t, const DLTensor* tensor,
+                      unsigned options) {
+  DLDevice device = tensor->device;
+  return device.device_type == kDLCUDA && device.device_id >= 0 &&
+         device.device_id < DLX_MAX_DEVICES && !(options & (DLX_COPIES | DLX_HOST_ONLY)) &&
+         (s->kind.type == &py_tensor_type || has_streams(&s->streams)) &&
+         (t->kind.type == NULL || has_streams(&t->streams));
+}
+
+PyDoc_STRVAR(
+    count_stream_contexts_doc,
+    "count_stream_contexts(change, /)\n--\n\n"
+    "Count the contexts of this thread in which a framework works on a stream of another "
+    "(1 begins one, -1 ends it):\nthere the Python path knows who keeps the stream alive.");
+
+static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
+  long by = PyLong_AsLong(change);
+  if (by == -1 && PyErr_Occurred()) return NULL;
+  if (stream_contexts + by >= 0)
+    stream_contexts += (int)by; /* an interrupt may have left out the beginning */
+  Py_RETURN_NONE;
+}
+
+/* Owns: *keep is a new reference. GIL: needed; may run Python. Errors: 0 = ask Python, perhaps with
+ * an exception. */
+static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream,
+                      PyObject** keep) {
+  void* handle = NULL;
+  PyObject *number = NULL, *attribute = NULL;
+  if (s->table) {
+    if (s->table(kDLCUDA, device, &handle) != 0 || PyErr_Occurred()) return 0;
+    *keep = Py_NewRef(Py_None); /* it lives, see StreamSupport.quick */
+  } else {
+    number = PyLong_FromLong(device);
+    *keep = number ? PyObject_CallOneArg(s->function, number) : NULL;
+    Py_XDECREF(number);
+    attribute = *keep ? PyObject_GetAttr(*keep, s->attribute) : NULL;
+    if (attribute) handle = PyLong_AsVoidPtr(attribute);
+    Py_XDECREF(attribute);
+    if (PyErr_Occurred()) {
+      Py_CLEAR(*keep);
+      return 0;
+    }
+  }
+  *stream = handle ? (uint64_t)(uintptr_t)handle : DLX_STREAM_LEGACY;
+  return 1;
+}
+
+static py_stream_pair* known(py_stream_pairs* all, const py_source* s, int32_t device) {
+  for (int i = 0; i < all->n; i++) {
+    if (all->at[i].source == s && all->at[i].device == device) return &all->at[i];
+  }
+  return NULL;
+}
+
+/* The streams of a source on a device, asked for once in a call. Owns: borrowed from `all`. GIL:
+ * needed; may run Python. Errors: NULL = ask Python, unless an exception is set. */
+static py_stream_pair* find(py_stream_pairs* all, py_source* s, py_target* t, int32_t device) {
+  py_stream_pair* found = known(all, s, device);
+  if (found) return found;
+  /* Frameworks may begin to use CUDA in their Python functions only: the first time these run. */
+  int was_used = atomic_exchange(&s->has_worked, 1) & atomic_exchange(&t->has_worked, 1);
+  if (!was_used || stream_contexts || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order())
+    return NULL;
+  py_stream_pair x = {.source = s, .device = device};
+  int is_own = s->kind.type == &py_tensor_type;
+  int is_known = (is_own || ask_stream(&s->streams, device, &x.from, &x.from_keep)) &&
+                 (t->kind.type == NULL || ask_stream(&t->streams, device, &x.to, &x.to_keep));
+  /* A dlx.Tensor without an event is ready on the stream that it is asked for; 2 is not asked for.
+   */
+  if (is_known && !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
+    all->at[all->n] = x;
+    return &all->at[all->n++];
+  }
+  if (PyErr_Occurred()) py_error_forget();
+  py_pending pending = py_pending_save();
+  Py_XDECREF(x.from_keep);
+  Py_XDECREF(x.to_keep);
+  py_pending_restore(pending);
+  return NULL;
+}
+
+/* Make the consumer's stream wait for a dlx.Tensor, unless it did so in this call. Owns:
+ * takes `ready`. GIL: needed, released meanwhile. Errors: a status. */
+static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* ready) {
+  int own = dlx_ready_own_device(ready); /* all of a device that is in dlx's own stream is one */
+  for (int i = 0; i < all->n_waited; i++) {
+    const dlx_ready* other = all->waited[i].ready;
+    if (all->waited[i].device == x->device && all->waited[i].stream == x->to &&
+        (other == ready || (own >= 0 && dlx_ready_own_device(other) == own))) {
+      dlx_ready_drop(ready);
+      return DLX_OK;
+    }
+  }
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_ready_wait(ready, x->device, x->to);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK && all->n_waited < DLX_MAX_STREAM_PAIRS) {
+    all->waited[all->n_waited].ready = ready;
+    all->waited[all->n_waited].device = x->device;
+    all->waited[all->n_waited++].stream = x->to;
+  } else {
+    dlx_ready_drop(ready);
+  }
+  return status;
+}
+
+/* Another source of the call that has ordered the same streams, or NULL. */
+static const py_stream_pair* alike(const py_stream_pairs* all, const py_stream_pair* x) {
+  for (int i = 0; i < all->n; i++) {
+    const py_stream_pair* other = &all->at[i];
+    if (other->is_ordered && other->device == x->device && other->from == x->from &&
+        other->to == x->to)
+      return other;
+  }
+  return NULL;
+}
+
+/* Make the consumer's stream wait for the producer's, or note what is on that. GIL: needed,
+ * released meanwhile. Errors: a status. */
+static int order(py_stream_pairs* all, py_stream_pair* x) {
+  int status = DLX_OK;
+  if (x->is_ordered || x->from == x->to) return DLX_OK;
+  const py_stream_pair* other = alike(all, x);
+  if (other) {
+    if (other->ready) x->ready = dlx_ready_hold(other->ready);
+  } else if (x->to == 0) {
+    dlx_ready* ready = NULL;
+    PyObject* keep = Py_NewRef(x->from_keep);
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_ready_new(x->device, x->from, keep, py_release_object, &ready);
+    Py_END_ALLOW_THREADS
+    if (status != DLX_OK) Py_DECREF(keep);
+    x->ready = ready;
+  } else {
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_cuda_order(x->device, x->from, x->device, x->to);
+    Py_END_ALLOW_THREADS
+  }
+  x->is_ordered = status == DLX_OK;
+  return status;
+}
+
+int py_streams_order(py_stream_pairs* all, py_source* s, py_target* t,
+                     const DLManagedTensorVersioned* made, PyObject* obj) {
+  py_stream_pair* x = find(all, s, t, made->dl_tensor.device.device_id);
+  if (x == NULL) return 0;
+  if (x->from) return order(all, x) == DLX_OK;
+  dlx_ready* ready = py_tensor_ready((TensorObject*)obj);
+  return ready == NULL || wait_for(all, x, ready) == DLX_OK;
+}
+
+PyObject* py_streams_make(py_stream_pairs* all, const py_call* call, const py_source* s,
+                          py_target* t, DLManagedTensorVersioned* made, PyObject* obj) {
+  int32_t device = made->dl_tensor.device.device_id;
+  const py_stream_pair* x = known(all, s, device); /* py_streams_order has noted it */
+  /* Where both work on one stream, what the producer does with the memory next comes later. */
+  if (x->to && x->from != x->to && dlx_size(&made->dl_tensor))
+    made = py_cuda_put_behind(made, device, x->to, Py_XNewRef(x->to_keep));
+  PyObject* result = made ? t->make(call, t, made, obj) : NULL;
+  if (result && x->ready) ((TensorObject*)result)->ready = dlx_ready_hold(x->ready);
+  return result;
+}
+
+void py_streams_clear(py_stream_pairs* all) {
+  py_pending pending = py_pending_save();
+  for (int i = 0; i < all->n; i++) {
+    if (all->at[i].ready) dlx_ready_drop(all->at[i].ready);
+    Py_XDECREF(all->at[i].from_keep);
+    Py_XDECREF(all->at[i].to_keep);
+  }
+  for (int i = 0; i < all->n_waited; i++) dlx_ready_drop(all->waited[i].ready);
+  py_pending_restore(pending);
+}
+
+PyMethodDef py_stream_functions[] = {
+    {"count_stream_contexts", count_stream_contexts, METH_O, count_stream_contexts_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,227 @@
+/* How arrays are taken, by the protocols in their order: a dlx.Tensor, the borrow slot of an
+ * exchange table, its managed slot, a function of the adapter. Those by attributes and by
+ * __dlpack__ have files of their own. */
+
+#include "streams.h"
+#include "target.h"
+
+int py_offer_checks(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
+                    py_offer* out) {
+  const DLTensor* tensor = &made->dl_tensor;
+  uint64_t flags = made->flags;
+  if (!(options & (DLX_COPIES | DLX_SHARES))) flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
+  out->state = PY_ASK;
+  if ((tensor->device.device_type != kDLCPU && !py_may_share_cuda(s, t, tensor, options)) ||
+      flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY ||
+      !py_target_checks(t, tensor, flags, options, out))
+    return 0;
+  made->flags = flags;
+  return 1;
+}
+
+void py_offer_made(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
+                   py_offer* out) {
+  if (py_offer_checks(s, t, made, options, out))
+    out->made = made;
+  else
+    dlx_managed_release(made);
+}
+
+/* Of an array of which a guard holds: without its graph, where the call allows that. */
+static void take_detached(py_source* s, py_target* t, PyObject* obj, unsigned options,
+                          py_offer* out) {
+  out->state = PY_BLOCKED;
+  if (PyErr_Occurred() || !(options & DLX_DETACHES) || s->detach.name == NULL) return;
+  PyObject* plain = py_ask(&s->detach, obj);
+  if (plain == NULL) {
+    py_error_forget();
+    return;
+  }
+  s->take(s, t, plain, options & ~(unsigned)DLX_DETACHES, out);
+  Py_DECREF(plain);
+}
+
+/* ---- dlx.Tensor ------------------------------------------------------------------------------ */
+
+/* Its flags are known, and nothing is asked. Pinned memory that becomes host memory is left to
+ * Python. */
+void py_take_tensor(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+  DLManagedTensorVersioned* base = py_tensor_inside((TensorObject*)obj);
+  if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return;
+  const DLTensor* own = &base->dl_tensor;
+  if ((own->device.device_type != kDLCPU && !py_may_share_cuda(s, t, own, options)) ||
+      !py_target_checks(t, own, base->flags, options, out))
+    return;
+  if (dlx_managed_share(base, NULL, base->flags, &out->made) != DLX_OK) out->state = PY_ASK;
+}
+
+/* ---- by the borrow slot ---------------------------------------------------------------------- */
+
+/* A number that an object answers with; 0 where it does not. GIL: needed. Errors: -1 with what may
+ * not be forgotten. */
+static int read_number(const py_question* question, PyObject* obj, int64_t* number) {
+  PyObject* answer = question->name ? py_ask(question, obj) : NULL;
+  *number = answer ? PyLong_AsLongLong(answer) : 0;
+  Py_XDECREF(answer);
+  if (!PyErr_Occurred()) return 0;
+  *number = 0;
+  return py_error_forget();
+}
+
+/* Whether a tensor lies inside the bytes that its owner has: an owner that cannot be resized any
+ * more may have been before. GIL: needed; may run Python. Errors: 0 = ask Python. */
+static int is_inside(const py_source* s, const DLTensor* t, PyObject* owner) {
+  if (s->owner.nbytes.name == NULL) return 1;
+  int64_t low, high, start, nbytes;
+  if (read_number(&s->owner.start, owner, &start) < 0 ||
+      read_number(&s->owner.nbytes, owner, &nbytes) < 0)
+    return 0;
+  dlx_extent(t, 0, &low, &high);
+  int64_t first = (int64_t)(uintptr_t)t->data - start;
+  return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
+}
+
+/* Whether the array's own dtype is the one that the tensor's dtype maps to; asked where a framework
+ * has several dtypes for one DLPack dtype. Errors: 0 = ask Python. */
+static int is_confirmed(const py_source* s, PyObject* obj, DLDataType dtype) {
+  if (s->confirmed.wanted == NULL || dtype.bits != 8) return 1;
+  PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
+  PyObject* wanted = key ? PyDict_GetItemWithError(s->confirmed.wanted, key) : NULL;
+  Py_XDECREF(key);
+  if (wanted == NULL) {
+    int is_unasked = !PyErr_Occurred();
+    py_error_forget();
+    return is_unasked;
+  }
+  PyObject* found = py_ask(&s->confirmed.dtype, obj);
+  if (found == NULL) py_error_forget();
+  Py_XDECREF(found);
+  return found == wanted;
+}
+
+/* Whether nothing that is asked afterwards stands against it. `is_brief`: the memory is only read
+ * by a copy, and not kept. Owns: *owner is new, also on failure, or NULL. Errors: 0 = ask Python.
+ */
+static int is_clear(const py_source* s, PyObject* obj, const DLTensor* t, int is_brief,
+                    PyObject** owner) {
+  const py_gate* g = &s->gate;
+  int code = t->dtype.code;
+  if ((g->in_c && !g->in_c(obj, t)) ||
+      !py_gate_is_clear(g, g->n_early, g->n_of_array, code, obj, obj) ||
+      !is_confirmed(s, obj, t->dtype))
+    return 0;
+  *owner = s->owner.ask.name ? py_ask(&s->owner.ask, obj) : Py_NewRef(obj);
+  if (*owner == NULL) return py_error_forget(), 0;
+  return (is_brief || py_gate_is_clear(g, g->n_of_array, g->n, code, obj, *owner)) &&
+         is_inside(s, t, *owner);
+}
+
+/* Of an array whose early guards are clear. */
+static void borrow(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+  DLManagedTensorVersioned* made = NULL;
+  DLTensor found = {.ndim = -1}; /* a slot may write nothing */
+  /* A table that reports success and leaves an error behind has failed as well. */
+  if (s->table->dltensor_from_py_object_no_sync(obj, &found) != 0 || PyErr_Occurred()) {
+    if (py_error_forget() == 0 && s->otherwise) s->otherwise(s, t, obj, options, out);
+    return;
+  }
+  if ((found.device.device_type != kDLCPU && !py_may_share_cuda(s, t, &found, options)) ||
+      found.dtype.code > 31)
+    return;
+  /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
+   * next call. */
+  int is_trivial = py_is_trivial(t, &found);
+  if (dlx_managed_new(&found, 0, NULL, NULL, &made) != DLX_OK) return;
+  const DLTensor* tensor = &made->dl_tensor;
+  /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
+   * path, unless a guard in C looks at it. */
+  int is_hidden = tensor->data == NULL && s->gate.n && s->gate.in_c == NULL;
+  out->state = PY_TAKEN;
+  if (is_trivial || (!is_hidden && py_target_checks(t, tensor, 0, options, out))) {
+    PyObject* owner = NULL;
+    int is_brief = options & DLX_COPIES || out->state != PY_TAKEN;
+    if (is_clear(s, obj, tensor, is_brief, &owner)) {
+      dlx_managed_own(made, owner, py_release_object);
+      out->made = made;
+      return;
+    }
+    Py_XDECREF(owner);
+  }
+  out->state = PY_ASK;
+  dlx_managed_release(made);
+}
+
+void py_take_borrowed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+  (py_gate_is_open(&s->gate, obj) ? borrow : take_detached)(s, t, obj, options, out);
+}
+
+int py_look(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
+  if (s->look == NULL || !py_target_holds(t) || !py_gate_is_open(&s->gate, obj)) return 0;
+  const py_gate* g = &s->gate;
+  for (int is_asked = 0;; is_asked = 1) {
+    *out = (DLTensor){.ndim = -1}; /* a slot may write nothing */
+    if (s->look(obj, out) != 0 || PyErr_Occurred()) {
+      py_error_forget();
+      return 0;
+    }
+    DLDataType dtype = out->dtype;
+    if (out->device.device_type != kDLCPU || dtype.code > 31) return 0;
+    int asks = (s->confirmed.wanted && dtype.bits == 8) || py_gate_asks(g, dtype.code);
+    if (is_asked || !asks) break; /* nothing has run since it was borrowed */
+    if (!py_gate_is_clear(g, g->n_early, g->n_of_array, dtype.code, obj, obj) ||
+        !is_confirmed(s, obj, dtype))
+      return 0;
+  }
+  py_offer offer = {.made = NULL};
+  if (out->strides == NULL && out->ndim) return 0;
+  if (!py_is_trivial(t, out) &&
+      (dlx_validate(out, 0) != DLX_OK || out->data == NULL || dlx_has_odd_strides(out) ||
+       !py_target_checks(t, out, 0, DLX_SHARES, &offer)))
+    return 0;
+  return g->in_c == NULL || g->in_c(obj, out);
+}
+
+/* ---- by the managed slot, and by a function -------------------------------------------------- */
+
+/* What a function of an adapter exports: a dlx.Tensor, or None. Owns: the caller owns the result.
+ * GIL: needed; runs Python. Errors: NULL = ask Python. */
+static DLManagedTensorVersioned* export_by(PyObject* function, PyObject* obj) {
+  DLManagedTensorVersioned* made = NULL;
+  PyObject* tensor = function ? PyObject_CallOneArg(function, obj) : NULL;
+  if (tensor == NULL) return py_error_forget(), NULL;
+  if (Py_IS_TYPE(tensor, &py_tensor_type)) {
+    DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
+    if (m && dlx_managed_share(m, NULL, m->flags, &made) != DLX_OK) made = NULL;
+  }
+  Py_DECREF(tensor);
+  return made;
+}
+
+/* Of an array that a borrow slot cannot describe (a read-only one), or of a type without one. */
+static void export_managed(py_source* s, py_target* t, PyObject* obj, unsigned options,
+                           py_offer* out, DLManagedTensorVersioned* made) {
+  if (made == NULL && !PyErr_Occurred()) made = export_by(s->export, obj);
+  out->state = PY_BLOCKED;
+  if (made == NULL) return;
+  made->flags |= s->flags;
+  py_offer_made(s, t, made, options, out);
+}
+
+void py_take_managed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+  DLManagedTensorVersioned* made = NULL;
+  if (!py_gate_is_open(&s->gate, obj)) return take_detached(s, t, obj, options, out);
+  if (py_exchange_managed(s->table, obj, &made) < 0) py_error_forget(), made = NULL;
+  export_managed(s, t, obj, options, out, made);
+}
+
+void py_take_exported(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+  if (!py_gate_is_open(&s->gate, obj)) return take_detached(s, t, obj, options, out);
+  export_managed(s, t, obj, options, out, NULL);
+}
+
+void py_take_unblocked(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+  *out = (py_offer){.made = NULL};
+  if (s->unblocked == NULL || options & (DLX_COPIES | DLX_SHARES) || PyErr_Occurred()) return;
+  DLManagedTensorVersioned* made = export_by(s->unblocked, obj);
+  if (made) py_offer_made(s, t, made, options, out);
+}

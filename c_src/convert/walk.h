@@ -1,0 +1,98 @@
+#ifndef DLX_WALK_H_
+#define DLX_WALK_H_
+
+/* What convert/tree.c notes while it walks through a tree: containers, their children, the arrays,
+ * and which objects it has met. Of many arrays, fresh memory and misses of the caches cost more
+ * than instructions: nothing takes more bytes here than it must, and what comes next is fetched
+ * ahead. */
+
+#include "pairs.h"
+#include "streams.h"
+#include "vector.h"
+
+typedef struct {
+  PyObject* value; /* strong */
+  Py_ssize_t link; /* number of a node; ~number of a leaf; ITSELF = passes through */
+} item;
+
+typedef struct {
+  PyObject* obj;               /* strong */
+  PyObject* result;            /* strong; NULL until it is made */
+  PyObject* rule;              /* strong; NULL of a list, tuple or dict */
+  PyObject* keys;              /* strong; what the rule's `flatten` gave, or NULL */
+  Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at; the keys of a
+                                  dict follow them there */
+  int is_open;                 /* its children are being looked at */
+  int is_cyclic;               /* it was met inside itself */
+} node;
+
+typedef struct {
+  PyObject* obj;     /* borrowed from an item */
+  py_source* source; /* held; NULL = its result was known */
+  py_offer offer;    /* its `made` is NULL again once it was handed over */
+  PyObject* result;  /* strong, or NULL; moved into the new container where it stands once */
+  uint8_t what;      /* py_what */
+  uint8_t is_shared; /* it stands in several places */
+} leaf;
+
+/* An object that was met: 1 + number of a node; ~number of a leaf; 0 = none. */
+typedef int32_t visit;
+
+enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX, AHEAD = 8 };
+
+typedef struct {
+  py_call* call;
+  py_target* target; /* held; NULL = no array was met */
+  py_vector items, nodes, leaves;
+  py_vector order, stack; /* numbers of nodes: children before parents; those that are open */
+  py_vector visits;       /* hash table by address; all of its room is in use */
+  Py_ssize_t n_visits;
+  int has_producers, has_copies, has_devices; /* among the leaves */
+  py_stream_pairs streams;                    /* none is noted before there is a device */
+  item few_items[FEW];
+  node few_nodes[FEW];
+  leaf few_leaves[FEW];
+  Py_ssize_t few_order[FEW], few_stack[FEW];
+  visit few_visits[2 * FEW];
+} walk;
+
+static inline item* items_of(const walk* w) {
+  return w->items.at;
+}
+
+static inline node* nodes_of(const walk* w) {
+  return w->nodes.at;
+}
+
+static inline leaf* leaves_of(const walk* w) {
+  return w->leaves.at;
+}
+
+/* ---- convert/walk.c -------------------------------------------------------------------------- */
+
+void walk_begin(walk* w, py_call* call);
+
+/* Release everything; a pending exception is kept. GIL: needed; may run Python. */
+void walk_end(walk* w);
+
+/* Where an object is remembered, or would be. */
+visit* walk_find(const walk* w, PyObject* obj);
+
+/* Note what is in the array of nodes, or of leaves, by now. Errors: -1 with MemoryError. */
+int walk_remember(walk* w, visit* slot, visit met);
+
+/* Make room for what a container with so many children may add, in one step where their number is
+ * known: fresh memory is what trees of many arrays cost most. Errors: -1 with MemoryError. */
+int walk_need(walk* w, Py_ssize_t n_items, Py_ssize_t n_children);
+
+/* Fetch the children of an open node that come after the next one: objects first, then where they
+ * are remembered. */
+void walk_fetch(const walk* w, const node* n);
+
+/* Both ends of an array object and of a managed tensor. */
+static inline void fetch(const void* object) {
+  __builtin_prefetch(object);
+  __builtin_prefetch((const char*)object + 64);
+}
+
+#endif

@@ -1,0 +1,532 @@
+/* What other objects give out by Arrow's PyCapsule interface. It is moved out of its capsules at
+ * once, which marks them as used; from then on the counts of core/arrow.c decide when it is
+ * released. Python holds it in a capsule of dlx's own. */
+
+#include "interop.h"
+#include "base/threads.h"
+
+#include "core/arrow.h"
+
+#include <string.h>
+
+static const char k_schema[] = "arrow_schema";
+static const char k_array[] = "arrow_array";
+static const char k_device_array[] = "arrow_device_array";
+static const char k_stream[] = "arrow_array_stream";
+static const char k_device_stream[] = "arrow_device_array_stream";
+static const char k_data[] = "dlx_arrow"; /* a dlx_arrow; never leaves dlx */
+
+/* A producer's release may run Python. GIL: needed; a pending error is kept. */
+static void drop(dlx_arrow* data) {
+  py_pending pending = py_pending_save();
+  dlx_arrow_drop(data);
+  py_pending_restore(pending);
+}
+
+/* The pointer in a capsule of a name. Errors: NULL with an exception that says what it is. */
+static void* opened(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name)) return PyCapsule_GetPointer(capsule, name);
+  const char* found = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
+  if (PyCapsule_CheckExact(capsule))
+    return py_raise(DLX_E_ARROW, "expected a capsule named '%s', found one named '%s'", name,
+                    found ? found : "NULL");
+  return py_raise(DLX_E_ARROW, "expected a capsule named '%s', found %.200s", name,
+                  Py_TYPE(capsule)->tp_name);
+}
+
+static PyObject* refuse(int status) {
+  if (status == DLX_E_CONSUMED) return py_raise(status, "this Arrow capsule was used before");
+  return py_raise(status, NULL);
+}
+
+/* Move a pair of capsules. Errors: -1 with an exception. */
+static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
+  if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
+    py_raise(DLX_E_ARROW, "expected a pair of Arrow capsules, found %.200s",
+             Py_TYPE(pair)->tp_name);
+    return -1;
+  }
+  PyObject* capsules[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
+  struct ArrowSchema* schema = opened(capsules[0], k_schema);
+  void* array = schema ? opened(capsules[1], name) : NULL;
+  if (array == NULL) return -1;
+  int status;
+  PY_LOCKED(capsules[0]) /* of several threads one moves it */
+  status = dlx_arrow_move_schema(data, schema);
+  PY_UNLOCKED()
+  if (status == DLX_OK) {
+    PY_LOCKED(capsules[1])
+    status = dlx_arrow_move_array(data, array, name == k_device_array);
+    PY_UNLOCKED()
+  }
+  return status == DLX_OK ? 0 : (refuse(status), -1);
+}
+
+/* Move a stream, read it to its end and release it. Errors: -1 with an exception. */
+static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
+  char why[512];
+  int status;
+  void* held = opened(capsule, name);
+  if (held == NULL) return -1;
+  dlx_arrow_stream stream = {.is_host = name == k_stream};
+  PY_LOCKED(capsule) /* as above */
+  if (stream.is_host) {
+    stream.of.host = *(struct ArrowArrayStream*)held;
+    ((struct ArrowArrayStream*)held)->release = NULL;
+  } else {
+    stream.of.device = *(struct ArrowDeviceArrayStream*)held;
+    ((struct ArrowDeviceArrayStream*)held)->release = NULL;
+  }
+  PY_UNLOCKED()
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_arrow_read(data, &stream);
+    dlx_arrow_end(&stream, status, why, sizeof why);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return 0;
+  if (status == DLX_E_ARROW)
+    py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why");
+  else
+    refuse(status);
+  return -1;
+}
+
+/* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
+ * runs Python. Errors: NULL with an exception. */
+static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
+  PyObject* given = PyObject_CallMethodNoArgs(obj, method);
+  if (given == NULL) return NULL;
+  dlx_arrow* data = dlx_arrow_new();
+  int failed = -1;
+  if (data == NULL) {
+    PyErr_NoMemory();
+  } else {
+    int is_stream = name == k_stream || name == k_device_stream;
+    failed = is_stream ? take_stream(data, given, name) : take_pair(data, given, name);
+  }
+  if (failed && data) {
+    drop(data);
+    data = NULL;
+  }
+  py_drop(given);
+  return data;
+}
+
+static void destroy_data(PyObject* capsule) {
+  drop(PyCapsule_GetPointer(capsule, k_data));
+}
+
+/* Owns: new reference. GIL: needed; runs Python. Errors: NULL with an exception. */
+static PyObject* open_by(PyObject* obj, PyObject* method) {
+  static const struct {
+    const char *method, *name;
+  } capsules[] = {{"__arrow_c_array__", k_array},
+                  {"__arrow_c_stream__", k_stream},
+                  {"__arrow_c_device_stream__", k_device_stream},
+                  {"__arrow_c_device_array__", k_device_array}};
+  size_t i = 0;
+  if (!PyUnicode_Check(method)) return PyErr_Format(PyExc_TypeError, "a method's name is a str");
+  while (i < 4 && PyUnicode_CompareWithASCIIString(method, capsules[i].method) != 0) i++;
+  if (i == 4) return PyErr_Format(PyExc_ValueError, "Arrow has no method %R", method);
+  dlx_arrow* data = take(obj, method, capsules[i].name);
+  if (data == NULL) return NULL;
+  PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
+  if (capsule == NULL) drop(data);
+  return capsule;
+}
+
+PyDoc_STRVAR(arrow_open_doc,
+             "arrow_open(obj, method, /)\n--\n\n"
+             "Call one of the methods __arrow_c_array__, __arrow_c_stream__, "
+             "__arrow_c_device_array__ and\n"
+             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
+             "for the functions below.");
+
+static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  return py_args("arrow_open", nargs, 2, 2) ? open_by(args[0], args[1]) : NULL;
+}
+
+enum { MAX_LEVELS = 256 }; /* of nested types */
+
+/* Owns: new reference. Errors: NULL with an exception. */
+static PyObject* metadata_of(const char* text) {
+  PyObject* found = PyDict_New();
+  int32_t n = 0, sizes[2];
+  if (found == NULL || text == NULL) return found;
+  memcpy(&n, text, sizeof n);
+  for (text += sizeof n; n > 0; n--) {
+    PyObject* pair[2] = {NULL, NULL};
+    int ok = 1;
+    for (int i = 0; i < 2 && ok; i++) {
+      memcpy(&sizes[i], text, sizeof sizes[i]);
+      ok = sizes[i] >= 0;
+      if (!ok) py_raise(DLX_E_ARROW, "the metadata of a type has a length of %d", (int)sizes[i]);
+      pair[i] = ok ? PyBytes_FromStringAndSize(text + sizeof sizes[i], sizes[i]) : NULL;
+      ok = pair[i] != NULL;
+      if (ok) text += sizeof sizes[i] + (size_t)sizes[i];
+    }
+    ok = ok && PyDict_SetItem(found, pair[0], pair[1]) == 0;
+    Py_XDECREF(pair[0]);
+    Py_XDECREF(pair[1]);
+    if (!ok) {
+      Py_DECREF(found);
+      return NULL;
+    }
+  }
+  return found;
+}
+
+static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known);
+
+/* Owns: new reference. Errors: NULL with an exception. */
+static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject* known) {
+  if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
+      (schema->n_children > 0 && schema->children == NULL))
+    return py_raise(DLX_E_ARROW, "an Arrow type has no format string, or not its children");
+  if (levels == MAX_LEVELS)
+    return py_raise(DLX_E_ARROW, "an Arrow type is nested more than %d levels deep", MAX_LEVELS);
+  PyObject* metadata = metadata_of(schema->metadata);
+  PyObject* children = metadata ? PyList_New(0) : NULL;
+  for (int64_t i = 0; children && i < schema->n_children; i++) {
+    PyObject* child = type_once(schema->children[i], levels + 1, known);
+    if (child == NULL || PyList_Append(children, child) < 0) Py_CLEAR(children);
+    Py_XDECREF(child);
+  }
+  PyObject* found = NULL;
+  if (children) {
+    Py_SETREF(children, PyList_AsTuple(children));
+    if (children)
+      found = Py_BuildValue(
+          "(NNOOO)",
+          PyUnicode_DecodeUTF8(schema->format, (Py_ssize_t)strlen(schema->format), "replace"),
+          PyUnicode_DecodeUTF8(schema->name ? schema->name : "",
+                               schema->name ? (Py_ssize_t)strlen(schema->name) : 0, "replace"),
+          metadata, schema->dictionary ? Py_True : Py_False, children);
+  }
+  Py_XDECREF(children);
+  Py_XDECREF(metadata);
+  return found;
+}
+
+/* The same, read once: children that are shared at every level have more paths than can be walked.
+ * `known`: {address: type}. Owns: new reference. Errors: NULL with an exception. */
+static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
+  PyObject* address = PyLong_FromVoidPtr((void*)schema);
+  PyObject* found = address ? Py_XNewRef(PyDict_GetItemWithError(known, address)) : NULL;
+  if (found == NULL && !PyErr_Occurred()) {
+    found = type_of(schema, levels, known);
+    if (found && PyDict_SetItem(known, address, found) < 0) Py_CLEAR(found);
+  }
+  Py_XDECREF(address);
+  return found;
+}
+
+static dlx_arrow* data_of(PyObject* capsule) {
+  return PyCapsule_GetPointer(capsule, k_data);
+}
+
+PyDoc_STRVAR(arrow_schema_doc,
+             "arrow_schema(data, /)\n--\n\n"
+             "Return the type as (format, name, {key: value} of bytes, has a dictionary, types of "
+             "the children).");
+
+static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
+  dlx_arrow* data = data_of(capsule);
+  PyObject* known = data ? PyDict_New() : NULL;
+  PyObject* found = known ? type_of(dlx_arrow_schema(data), 0, known) : NULL;
+  Py_XDECREF(known);
+  return found;
+}
+
+/* ---- columns --------------------------------------------------------------------------------- */
+
+/* One column of what was taken; -1 = the whole. */
+typedef struct {
+  dlx_arrow* data;
+  int64_t number;
+  dlx_arrow_column found;
+  dlx_arrow_fault fault;
+} column;
+
+static PyObject* contradiction(int status, const dlx_arrow_fault* fault) {
+  return status == DLX_E_ARROW ? py_raise(status, "its Arrow data contradicts itself: %s %lld",
+                                          fault->what, (long long)fault->found)
+                               : py_raise(status, NULL);
+}
+
+/* Errors: as dlx_arrow_look. */
+static int look(column* c) {
+  int status;
+  Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
+    status = dlx_arrow_look(c->data, c->number, &c->found, &c->fault);
+  Py_END_ALLOW_THREADS
+  return status;
+}
+
+/* The column that arguments name. Errors: -1 with an exception. */
+static int named_column(PyObject* data, PyObject* number, column* c) {
+  if ((c->data = data_of(data)) == NULL) return -1;
+  c->number = PyLong_AsLongLong(number);
+  if (c->number == -1 && PyErr_Occurred()) return -1;
+  int status = look(c);
+  return status == DLX_OK ? 0 : (contradiction(status, &c->fault), -1);
+}
+
+PyDoc_STRVAR(
+    arrow_column_doc,
+    "arrow_column(data, number, /)\n--\n\n"
+    "Return (dtype or None, shape, device, nulls, chunks, whether bools are packed, address) "
+    "of a column, or\n"
+    "of the whole (-1). Where it has no dtype only the first extent is known.");
+
+static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  column c;
+  if (!py_args("arrow_column", nargs, 2, 2) || named_column(args[0], args[1], &c) < 0) return NULL;
+  const dlx_arrow_column* found = &c.found;
+  PyObject* dtype = !found->is_numbers ? Py_NewRef(Py_None)
+                                       : Py_BuildValue("(iii)", found->dtype.code,
+                                                       found->dtype.bits, found->dtype.lanes);
+  return Py_BuildValue(
+      "(NN(ii)LLON)", dtype, py_tuple_of(found->shape, found->is_numbers ? found->ndim : 1),
+      (int)found->device.device_type, (int)found->device.device_id, (long long)found->n_nulls,
+      (long long)found->n_chunks, found->is_numbers && found->is_packed ? Py_True : Py_False,
+      PyLong_FromVoidPtr(found->data));
+}
+
+/* ---- tensors over columns -------------------------------------------------------------------- */
+
+static int is_numbers(const dlx_arrow_column* found) {
+  return found->is_numbers && !found->n_nulls;
+}
+
+/* Whether a column can be shared as it is. */
+static int is_in_one(const dlx_arrow_column* found) {
+  return is_numbers(found) && !found->is_packed && found->n_chunks < 2;
+}
+
+static int is_gathered_on_device(const dlx_arrow_column* found) {
+  return found->device.device_type == kDLCUDA && !found->is_packed;
+}
+
+/* Copy chunks of a CUDA device into memory there, on dlx's own stream, which waits for the event of
+ * each. Owns: on success the chunks are kept until the device is done; the caller owns `out`. GIL:
+ * not needed. Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
+static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
+  int32_t device_id = c->found.device.device_id;
+  uint64_t stream;
+  void* use = NULL;
+  DLTensor like = {
+      .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
+  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
+  if (status != DLX_OK) return status;
+  status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK)
+    status = dlx_use_new(device_id, stream, c->data, dlx_arrow_drop, NULL, NULL, &use);
+  if (status == DLX_OK) dlx_arrow_hold(c->data);
+  char* to = (*out)->dl_tensor.data;
+  for (int64_t i = 0; i < dlx_arrow_batches(c->data) && status == DLX_OK; i++) {
+    DLTensor chunk;
+    void* event;
+    int64_t count = dlx_arrow_chunk(c->data, c->number, &c->found, i, &chunk, &event);
+    if (count == 0) continue;
+    if (event) status = dlx_cuda_wait_event(device_id, *(void**)event);
+    chunk.shape = &count;
+    DLTensor place = chunk;
+    place.data = to;
+    if (status == DLX_OK) status = dlx_cuda_transfer(&chunk, &place, 0, stream, 0);
+    to += count * (c->found.dtype.bits / 8);
+  }
+  if (use) dlx_use_release(use);
+  if (status != DLX_OK) dlx_managed_release(*out);
+  return status;
+}
+
+/* Make a managed tensor of a column of numbers: over its memory, which is read-only, or of a copy
+ * in which chunks are joined and bools take a byte each. Owns: the caller owns *out. GIL: needed,
+ * released while bytes move. Errors: DLX_E_DTYPE, DLX_E_COPY = it cannot be shared; as
+ * dlx_arrow_gather. */
+static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
+  int status;
+  if (!copies) return is_in_one(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
+  if (!is_numbers(&c->found)) return DLX_E_DTYPE;
+  Py_BEGIN_ALLOW_THREADS
+    status = is_gathered_on_device(&c->found)
+                 ? gather_on_device(c, out)
+                 : dlx_arrow_gather(c->data, c->number, &c->found, out);
+  Py_END_ALLOW_THREADS
+  return status;
+}
+
+/* The same as a dlx.Tensor. Owns: new reference. Errors: NULL with an exception. */
+static PyObject* make_tensor(const column* c, int copies) {
+  DLManagedTensorVersioned* made;
+  int status = make(c, copies, &made);
+  return py_tensor_result(status, made);
+}
+
+/* Make readers of device memory wait for it: for the event that it came with, or the copy. Errors:
+ * -1 with an exception. */
+static int follow(const column* c, TensorObject* tensor, int copies) {
+  DLDevice device = c->found.device;
+  void* event = copies ? NULL : dlx_arrow_event(c->data);
+  if (event && py_check(dlx_cuda_wait_event(device.device_id, *(void**)event)) < 0) return -1;
+  int is_later = event || (copies && is_gathered_on_device(&c->found));
+  return is_later ? py_cuda_ready_here(tensor, device.device_id) : 0;
+}
+
+PyDoc_STRVAR(
+    arrow_tensor_doc,
+    "arrow_tensor(data, number, copies, /)\n--\n\n"
+    "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only; or a "
+    "copy on its device, chunks joined, bools of the host a byte each.");
+
+static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  column c;
+  if (!py_args("arrow_tensor", nargs, 3, 3) || named_column(args[0], args[1], &c) < 0) return NULL;
+  int copies = args[2] == Py_True;
+  int may_wait = copies ? is_gathered_on_device(&c.found) : c.found.device.device_type == kDLCUDA;
+  if (is_numbers(&c.found) && !may_wait && dlx_arrow_event(c.data))
+    return py_raise(DLX_E_STREAM,
+                    "it is ready at an event of device (%d, %d), for which dlx cannot wait",
+                    c.found.device.device_type, c.found.device.device_id);
+  PyObject* tensor = make_tensor(&c, copies);
+  if (tensor && follow(&c, (TensorObject*)tensor, copies) < 0) Py_CLEAR(tensor);
+  return tensor;
+}
+
+/* ---- for the fast path: numbers of the host, whatever else is left to Python ------------------
+ */
+
+/* Whether a column is numbers without nulls on the host, or fixed-size lists of such, none of an
+ * extension type. */
+static int is_plain(const column* c) {
+  const struct ArrowSchema* schema = dlx_arrow_schema(c->data);
+  if (c->number != DLX_ARROW_WHOLE) schema = schema->children[c->number];
+  if (!is_numbers(&c->found) || c->found.device.device_type != kDLCPU) return 0;
+  for (;; schema = schema->children[0]) {
+    if (dlx_arrow_is_extension(schema)) return 0;
+    if (schema == c->found.values) return 1;
+  }
+}
+
+/* Take what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none: a stream shows the
+ * chunks that __arrow_c_array__ of some libraries joins silently; and look at the whole of it.
+ * Owns: the caller owns c->data, which is NULL on failure. GIL: needed; runs Python. Errors: -1
+ * with an exception. */
+static int take_whole(PyObject* obj, column* c) {
+  int has_stream = _PyType_Lookup(Py_TYPE(obj), py_name_arrow_stream) != NULL;
+  c->number = DLX_ARROW_WHOLE;
+  c->data = has_stream ? take(obj, py_name_arrow_stream, k_stream)
+                       : take(obj, py_name_arrow_array, k_array);
+  int status = c->data ? look(c) : DLX_OK;
+  if (c->data && status == DLX_OK) return 0;
+  if (c->data) contradiction(status, &c->fault), drop(c->data);
+  return -1;
+}
+
+/* Export plain numbers that can be shared as they are. Owns: the caller owns *out. GIL: needed;
+ * runs Python. Errors: -1 with an exception. */
+static int export(void* obj, DLManagedTensorVersioned** out) {
+  column c;
+  if (take_whole(obj, &c) < 0) return -1;
+  int status = is_plain(&c) ? make(&c, 0, out) : DLX_E_COPY;
+  drop(c.data);
+  return py_check(status);
+}
+
+/* The same, by __dlpack__ where the type has that: a third of the work of two Arrow capsules. Owns,
+ * GIL, Errors: as `export`. */
+static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
+  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL) return export(obj, out);
+  if (py_capsule_export(obj, out) < 0) return -1;
+  (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* as all memory of Arrow is */
+  return 0;
+}
+
+PyDoc_STRVAR(arrow_exchange_doc,
+             "arrow_exchange(by_dlpack=False, /)\n--\n\n"
+             "Return an exchange table that exports numbers of the host from any object with "
+             "__arrow_c_array__ or\n"
+             "__arrow_c_stream__, and does nothing else; by_dlpack: with __dlpack__(max_version=), "
+             "where its type has that.");
+
+static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
+  static const DLPackExchangeAPI tables[] = {
+      {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+       .managed_tensor_from_py_object_no_sync = export},
+      {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+       .managed_tensor_from_py_object_no_sync = export_by_dlpack}};
+  int by_dlpack = 0;
+  if (!PyArg_ParseTuple(args, "|p:arrow_exchange", &by_dlpack)) return NULL;
+  return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
+}
+
+PyDoc_STRVAR(arrow_joined_doc,
+             "arrow_joined(obj, /)\n--\n\n"
+             "Copy plain numbers of the host that cannot be shared as they are into a new "
+             "dlx.Tensor: chunks joined,\nbools a byte each. None for all else.");
+
+static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
+  column c;
+  if (take_whole(obj, &c) < 0) return NULL;
+  PyObject* joined = is_plain(&c) && !is_in_one(&c.found) ? make_tensor(&c, 1) : Py_NewRef(Py_None);
+  drop(c.data);
+  return joined;
+}
+
+/* Put the columns of a table of the host into a dict, by their names; nothing is copied before all
+ * are known. `joins`: what cannot be shared as it is, is copied. GIL: needed, released while bytes
+ * move. Errors: 0 = the Python path says why, unless an exception is set. */
+static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
+  const struct ArrowSchema* schema = dlx_arrow_schema(data);
+  if (!dlx_arrow_is_table(data) || dlx_arrow_is_extension(schema) || dlx_arrow_event(data))
+    return 0;
+  for (int is_last = 0; is_last < 2; is_last++) { /* those that are shared first */
+    for (int64_t i = 0; i < schema->n_children; i++) {
+      column c = {.data = data, .number = i};
+      if (look(&c) != DLX_OK || !is_plain(&c)) return 0;
+      int copies = !is_in_one(&c.found);
+      if (copies && !joins) return 0;
+      if (is_last && !copies) continue;
+      PyObject* value = copies && !is_last ? Py_NewRef(Py_None) : make_tensor(&c, copies);
+      const char* text = schema->children[i]->name ? schema->children[i]->name : "";
+      PyObject* name =
+          value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+      int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
+      Py_XDECREF(name);
+      Py_XDECREF(value);
+      if (failed || PyDict_GET_SIZE(columns) <= i) return 0; /* or a name is there twice */
+    }
+  }
+  return 1;
+}
+
+PyDoc_STRVAR(
+    arrow_columns_doc,
+    "arrow_columns(method, obj, joins, /)\n--\n\n"
+    "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives, where that is a "
+    "table of the host\nwhose columns are numbers without nulls; else (None, data), or (None, what "
+    "the method raised). joins:\nchunks may be joined and bools unpacked, by a copy.");
+
+static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
+  PyObject *answer = open_by(args[1], args[0]), *columns = NULL;
+  if (answer == NULL) {
+    if ((answer = py_error_take()) == NULL) return NULL;
+  } else if ((columns = PyDict_New()) != NULL &&
+             !fill_columns(data_of(answer), columns, args[2] == Py_True)) {
+    Py_CLEAR(columns);
+  }
+  PyObject* found = PyErr_Occurred() && py_error_forget() < 0
+                        ? NULL
+                        : PyTuple_Pack(2, columns ? columns : Py_None, answer);
+  Py_XDECREF(columns);
+  Py_DECREF(answer);
+  return found;
+}
+
+PyMethodDef py_arrow_functions[] = {
+    PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),
+    PY_FASTCALL(arrow_column),  PY_FASTCALL(arrow_tensor),
+    PY_VARARGS(arrow_exchange), PY_ONE(arrow_joined),
+    PY_FASTCALL(arrow_columns), PY_END,
+};

@@ -1,0 +1,275 @@
+/* The four states of a DLPack capsule, and the claim as one step.
+ *
+ * Names are compared as text and must outlive every capsule, so they are literals here and nowhere
+ * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
+ * the one who renamed it. */
+
+#include "interop.h"
+#include "base/threads.h"
+
+enum { VERSIONED, LEGACY };
+static const char* const fresh_name[] = {"dltensor_versioned", "dltensor"};
+static const char* const used_name[] = {"used_dltensor_versioned", "used_dltensor"};
+
+/* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
+ * that rejects sets its error first and drops the capsule then. */
+static void destroy_versioned(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, fresh_name[VERSIONED]))
+    py_managed_release(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]));
+}
+
+static void destroy_legacy(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, fresh_name[LEGACY])) return;
+  py_pending pending = py_pending_save();
+  dlx_legacy_release(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]));
+  py_pending_restore(pending);
+}
+
+PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
+  PyObject* capsule;
+  if (!legacy) {
+    capsule = PyCapsule_New(made, fresh_name[VERSIONED], destroy_versioned);
+    if (capsule == NULL) dlx_managed_release(made);
+    return capsule;
+  }
+  DLManagedTensor* shell;
+  int status = dlx_legacy_export(made, &shell);
+  if (status != DLX_OK) {
+    dlx_managed_release(made);
+    return py_raise(status, NULL);
+  }
+  capsule = PyCapsule_New(shell, fresh_name[LEGACY], destroy_legacy);
+  if (capsule == NULL) dlx_legacy_release(shell);
+  return capsule;
+}
+
+PyDoc_STRVAR(capsule_state_doc,
+             "capsule_state(obj, /)\n--\n\n"
+             "Return 'versioned', 'legacy', 'used', or None where obj is no DLPack capsule.");
+
+static PyObject* capsule_state(PyObject* module, PyObject* obj) {
+  const char* state = NULL;
+  if (PyCapsule_IsValid(obj, fresh_name[VERSIONED])) {
+    state = "versioned";
+  } else if (PyCapsule_IsValid(obj, fresh_name[LEGACY])) {
+    state = "legacy";
+  } else if (PyCapsule_IsValid(obj, used_name[VERSIONED]) ||
+             PyCapsule_IsValid(obj, used_name[LEGACY])) {
+    state = "used";
+  }
+  if (state == NULL) Py_RETURN_NONE;
+  return PyUnicode_FromString(state);
+}
+
+/* GIL: needed. Errors: a raised exception that says what the object is instead. */
+static int is_fresh(PyObject* obj, int* legacy) {
+  *legacy = PyCapsule_IsValid(obj, fresh_name[LEGACY]);
+  if (*legacy || PyCapsule_IsValid(obj, fresh_name[VERSIONED])) return 1;
+  if (PyCapsule_IsValid(obj, used_name[VERSIONED]) || PyCapsule_IsValid(obj, used_name[LEGACY])) {
+    py_raise(DLX_E_CONSUMED, NULL);
+  } else if (PyCapsule_CheckExact(obj)) {
+    const char* name = PyCapsule_GetName(obj);
+    py_raise(DLX_E_CAPSULE, "a capsule named '%s' is not a DLPack capsule", name ? name : "NULL");
+  } else {
+    py_raise(DLX_E_CAPSULE, "%.200s is not a DLPack capsule", Py_TYPE(obj)->tp_name);
+  }
+  return 0;
+}
+
+/* Owns: on success `out` owes the capsule's managed tensor its deleter. Errors: a status; nothing
+ * taken. */
+static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
+  return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]), out)
+                : dlx_managed_adopt(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]), out);
+}
+
+static PyObject* refuse(int status, PyObject* capsule, int legacy) {
+  if (status == DLX_E_VERSION && !legacy) {
+    const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]);
+    return py_raise(status, "the capsule speaks DLPack %u.%u, dlx reads 1.x", m->version.major,
+                    m->version.minor);
+  }
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(capsule_claim_doc,
+             "capsule_claim(capsule, tensor=None, /)\n--\n\n"
+             "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
+             "A dlx.Tensor argument, such as one of capsule_peek, becomes the owner, and is "
+             "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
+             "name, and its own destructor frees it.");
+
+/* Take what a capsule of ours holds as it is, where nobody shares it: wrapped, a capsule that is
+ * claimed and restored again and again would hold a longer chain each time. Owns: the caller gets
+ * the capsule's count. Errors: NULL = it must be wrapped; nothing has changed. */
+static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
+  if (PyCapsule_GetDestructor(capsule) != (legacy ? destroy_legacy : destroy_versioned))
+    return NULL;
+  void* content = PyCapsule_GetPointer(capsule, fresh_name[legacy]);
+  DLManagedTensorVersioned* made = NULL;
+  if (legacy)
+    made = dlx_legacy_unwrap(content);
+  else if (dlx_managed_is_sole(content))
+    made = content;
+  if (made) PyCapsule_SetPointer(capsule, made);
+  return made;
+}
+
+/* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
+ * between taking the pointer and the new name there is C only. */
+static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
+  PyObject* capsule = args[0];
+  TensorObject* tensor;
+  if (nargs == 1) {
+    tensor = py_tensor_alloc();
+    if (tensor == NULL) return NULL;
+  } else {
+    if (py_tensor_managed(args[1]) == NULL) return NULL;
+    tensor = (TensorObject*)Py_NewRef(args[1]);
+  }
+  DLManagedTensorVersioned *before = tensor->managed, *claimed = NULL;
+  int legacy;
+  PY_LOCKED(capsule) /* of several threads one claims it */
+  if (is_fresh(capsule, &legacy)) {
+    claimed = unwrap(capsule, legacy);
+    int status = claimed ? DLX_OK : adopt(capsule, legacy, &claimed);
+    if (status == DLX_OK)
+      PyCapsule_SetName(capsule, used_name[legacy]);
+    else
+      refuse(status, capsule, legacy);
+  }
+  PY_UNLOCKED()
+  if (claimed) {
+    tensor->managed = claimed;
+    if (tensor->ready) dlx_ready_drop(tensor->ready);
+    tensor->ready = NULL;
+    tensor->is_ordered = tensor->is_on_own_stream = 0;
+    if (before) dlx_managed_release(before);
+    return (PyObject*)tensor;
+  }
+  Py_DECREF(tensor);
+  return NULL;
+}
+
+DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
+  DLManagedTensorVersioned* made = NULL;
+  PY_LOCKED(capsule)
+  int legacy = !PyCapsule_IsValid(capsule, fresh_name[VERSIONED]);
+  if ((!legacy || PyCapsule_IsValid(capsule, fresh_name[LEGACY])) &&
+      adopt(capsule, legacy, &made) == DLX_OK)
+    PyCapsule_SetName(capsule, used_name[legacy]);
+  PY_UNLOCKED()
+  return made;
+}
+
+int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
+  int is_back = 0;
+  PY_LOCKED(capsule)
+  int legacy = PyCapsule_IsValid(capsule, used_name[LEGACY]);
+  if (legacy || PyCapsule_IsValid(capsule, used_name[VERSIONED])) {
+    void* foreign = PyCapsule_GetPointer(capsule, used_name[legacy]);
+    is_back = dlx_managed_is_sole(made) && dlx_managed_owner(made, NULL) == foreign;
+    if (is_back) dlx_managed_own(made, NULL, NULL);
+    if (is_back) PyCapsule_SetName(capsule, fresh_name[legacy]);
+  }
+  PY_UNLOCKED()
+  if (is_back) dlx_managed_release(made);
+  return is_back;
+}
+
+int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
+  PyObject* arguments[] = {obj, py_version};
+  PyObject* capsule = PyObject_VectorcallMethod(py_name_dlpack, arguments, 1, py_version_keywords);
+  if (capsule == NULL) return -1;
+  *out = py_capsule_take(capsule);
+  if (*out == NULL) py_raise(DLX_E_CAPSULE, NULL);
+  py_drop(capsule);
+  return *out ? 0 : -1;
+}
+
+PyDoc_STRVAR(capsule_peek_doc,
+             "capsule_peek(capsule, /)\n--\n\n"
+             "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
+
+static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
+  TensorObject* tensor = py_tensor_alloc();
+  if (tensor == NULL) return NULL;
+  int legacy;
+  DLManagedTensorVersioned *checked = NULL, *borrowed = NULL;
+  PY_LOCKED(capsule)
+  if (is_fresh(capsule, &legacy)) {
+    int status = adopt(capsule, legacy, &checked);
+    if (status == DLX_OK) {
+      /* The same checks and the same copy of the metadata, but with the capsule as owner. */
+      dlx_managed_own(checked, NULL, NULL);
+      status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
+                               &borrowed);
+    }
+    if (status != DLX_OK) refuse(status, capsule, legacy);
+  }
+  PY_UNLOCKED()
+  if (checked) dlx_managed_release(checked);
+  if (borrowed) {
+    Py_INCREF(capsule);
+    tensor->managed = borrowed;
+    return (PyObject*)tensor;
+  }
+  Py_DECREF(tensor);
+  return NULL;
+}
+
+PyDoc_STRVAR(
+    capsule_restore_doc,
+    "capsule_restore(capsule, tensor, /)\n--\n\n"
+    "Undo capsule_claim: the capsule gets its name back, and a count on the tensor that was "
+    "claimed.\nThe tensor, and whatever shares its memory, stay as they are. Return whether "
+    "that was possible.");
+
+/* Others may hold the tensor, and read it on other threads, so it is not taken apart: it goes on
+ * owning what the producer made, and the capsule owns a count on it. The producer's destructor
+ * might take the pointer for its own kind, so ours replaces it; it runs now, as for any used
+ * capsule whose time is over. It may run Python, which may restore the capsule, and claim it.
+ * Owns: on 1 the capsule has a count of its own. GIL: needed; may run Python. Errors: 0 = the
+ * capsule is used as before. */
+static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
+  int legacy = PyCapsule_IsValid(capsule, used_name[LEGACY]), is_back = 0;
+  const char* used = used_name[legacy];
+  if (!PyCapsule_IsValid(capsule, used)) return 0;
+  void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
+  if (made != claimed && dlx_managed_owner(made, NULL) != claimed) return 0;
+  dlx_managed_hold(made);
+  PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
+  PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
+  PyCapsule_SetDestructor(capsule, own);
+  if (foreign && foreign != own) {
+    py_pending pending = py_pending_save();
+    foreign(capsule);
+    py_pending_restore(pending);
+  }
+  PY_LOCKED(capsule)
+  if (PyCapsule_IsValid(capsule, used) && PyCapsule_GetPointer(capsule, used) == claimed &&
+      (!legacy || dlx_legacy_export(made, (DLManagedTensor**)&content) == DLX_OK)) {
+    PyCapsule_SetPointer(capsule, content);
+    PyCapsule_SetName(capsule, fresh_name[legacy]);
+    is_back = 1;
+  }
+  PY_UNLOCKED()
+  if (!is_back) dlx_managed_release(made);
+  return is_back;
+}
+
+static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  DLManagedTensorVersioned* made =
+      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
+  if (made == NULL) return NULL;
+  return PyBool_FromLong(restore(args[0], made));
+}
+
+PyMethodDef py_capsule_functions[] = {
+    PY_ONE(capsule_state),
+    PY_FASTCALL(capsule_claim),
+    PY_ONE(capsule_peek),
+    PY_FASTCALL(capsule_restore),
+    PY_END,
+};

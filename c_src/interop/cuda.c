@@ -1,0 +1,386 @@
+/* dlx.Tensor over device memory: when it may be read, and until when it is used. */
+
+#include "interop.h"
+#include "base/threads.h"
+
+#define UNORDERED UINT64_MAX
+
+/* What a consumer may say to __dlpack__ on a CUDA device; None is the legacy stream, as the array
+ * API standard says. Errors: -1 with an exception. */
+static int read_stream(PyObject* value, uint64_t* stream) {
+  *stream = DLX_STREAM_LEGACY;
+  if (value == Py_None) return 0;
+  int is_too_big = 0;
+  long long number = PyLong_Check(value) && !PyBool_Check(value)
+                         ? PyLong_AsLongLongAndOverflow(value, &is_too_big)
+                         : 0;
+  if (is_too_big) number = 0;
+  if (number < -1 || number == 0) {
+    py_raise(DLX_E_STREAM,
+             "stream must be None, -1, 1 (legacy), 2 (per-thread) or a handle, found %R", value);
+    return -1;
+  }
+  *stream = number == -1 ? UNORDERED : (uint64_t)number;
+  return 0;
+}
+
+/* Errors: -1 with an exception. */
+static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) {
+  dlx_ready* ready = py_tensor_ready(tensor);
+  if (ready == NULL) return 0;
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_ready_wait(ready, device_id, stream);
+    dlx_ready_drop(ready);
+  Py_END_ALLOW_THREADS
+  return py_check(status);
+}
+
+int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
+  int status = DLX_OK;
+  *stream = dlx_cuda_known_stream(device_id);
+  if (*stream == 0) {
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_cuda_work_stream(device_id, stream);
+    Py_END_ALLOW_THREADS
+  }
+  return py_check(status);
+}
+
+static void release_share(void* made) {
+  dlx_managed_release(made);
+}
+
+DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                             uint64_t stream, PyObject* keep) {
+  DLManagedTensorVersioned* used;
+  void* use;
+  int status;
+  if (dlx_cuda_entered(device_id)) {
+    status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+  } else {
+    Py_BEGIN_ALLOW_THREADS /* the first time makes the context */
+      status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+    Py_END_ALLOW_THREADS
+  }
+  if (status == DLX_OK) {
+    status = dlx_managed_new(&made->dl_tensor, made->flags, use, dlx_use_release, &used);
+    if (status == DLX_OK) return used;
+    dlx_use_release(use);
+  } else {
+    Py_XDECREF(keep);
+    dlx_managed_release(made);
+  }
+  return (DLManagedTensorVersioned*)py_raise(status, NULL);
+}
+
+int py_cuda_can_order(void) {
+  int status = DLX_OK;
+  if (dlx_cuda_loaded()) return 1;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_cuda_load();
+  Py_END_ALLOW_THREADS
+  return status == DLX_OK;
+}
+
+/* The object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1 with
+ * what may not be forgotten. */
+static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
+  *out = NULL;
+  if (py_hooks.stream_keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
+  PyObject* keep =
+      PyObject_CallFunction(py_hooks.stream_keeper, "iK", device_id, (unsigned long long)stream);
+  if (keep == NULL) return py_error_forget();
+  if (keep == Py_None) Py_CLEAR(keep);
+  *out = keep;
+  return 0;
+}
+
+DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
+                                         PyObject* value) {
+  uint64_t stream;
+  int is_ordered;
+  DLDevice device = made->dl_tensor.device;
+  if (read_stream(value, &stream) < 0) goto failed;
+  PY_LOCKED(tensor)
+  is_ordered = tensor->is_ordered;
+  PY_UNLOCKED()
+  if (is_ordered || stream == UNORDERED || dlx_size(&made->dl_tensor) == 0) return made;
+  if (wait_ready(tensor, device.device_id, stream) < 0) goto failed;
+  dlx_ready* ready =
+      value == Py_None && device.device_type == kDLCUDAManaged ? py_tensor_ready(tensor) : NULL;
+  if (ready) { /* a consumer that names no stream may read the memory on the host next */
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_ready_synchronize(ready);
+      dlx_ready_drop(ready);
+    Py_END_ALLOW_THREADS
+    if (py_check(status) < 0) goto failed;
+  }
+  if (!py_cuda_can_order()) return made; /* memory from a raw entry point */
+  PyObject* keep;
+  if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
+  return py_cuda_put_behind(made, device.device_id, stream, keep);
+failed:
+  dlx_managed_release(made);
+  return NULL;
+}
+
+/* A copy on the host, made on dlx's own stream, which waits for the memory before unless the caller
+ * has seen to that. Owns: the caller owns the result. Errors: NULL with an exception. */
+static DLManagedTensorVersioned* fetch(TensorObject* tensor, int keep_order, int waits) {
+  uint64_t stream;
+  int status;
+  DLManagedTensorVersioned *fresh = NULL, *from = py_tensor_managed((PyObject*)tensor);
+  if (from == NULL) return NULL;
+  int32_t device_id = from->dl_tensor.device.device_id;
+  if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
+  if (waits && wait_ready(tensor, device_id, stream) < 0) return NULL;
+  from = py_tensor_managed((PyObject*)tensor); /* it may be another one: the GIL was released */
+  if (from == NULL) return NULL;
+  const DLTensor* t = &from->dl_tensor;
+  uint64_t flags = py_fresh_flags(from);
+  dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_managed_empty(t, flags, keep_order, &fresh);
+    if (status == DLX_OK) status = dlx_cuda_transfer(t, &fresh->dl_tensor, flags, stream, 1);
+  Py_END_ALLOW_THREADS
+  if (status != DLX_OK && fresh) dlx_managed_release(fresh);
+  py_managed_release(from);
+  return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
+}
+
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
+  return fetch(tensor, 1, 1);
+}
+
+/* Put a further count of a tensor's memory behind dlx's own stream: kernels on it may outlive the
+ * tensor. Owns: the caller owns *used, which keeps *before alive, into which earlier borrows point.
+ * Errors: -1 with an exception; 1 = the tensor is on the stream already. */
+static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream,
+                        DLManagedTensorVersioned** before, DLManagedTensorVersioned** used) {
+  DLManagedTensorVersioned* share = NULL;
+  int is_moved, status = DLX_OK;
+  PY_LOCKED(tensor)
+  is_moved = tensor->is_on_own_stream;
+  *before = tensor->managed;
+  if (!is_moved && *before) status = dlx_managed_share(*before, NULL, (*before)->flags, &share);
+  PY_UNLOCKED()
+  if (is_moved) return 1;
+  if (share == NULL)
+    return status == DLX_OK ? py_tensor_managed((PyObject*)tensor), -1 : py_check(status);
+  *used = py_cuda_put_behind(share, device_id, stream, NULL);
+  return *used ? 0 : -1;
+}
+
+/* Swap what is inside a tensor, which readers wait for by `later` from now on. Owns: takes `used`
+ * and `later`. Errors: 0 = another thread was first; nothing has changed. */
+static int swap(TensorObject* tensor, DLManagedTensorVersioned* before,
+                DLManagedTensorVersioned* used, dlx_ready* later) {
+  dlx_ready* ready = later;
+  int is_first;
+  PY_LOCKED(tensor)
+  is_first = !tensor->is_on_own_stream && tensor->managed == before;
+  if (is_first) {
+    ready = tensor->ready;
+    __atomic_store_n(&tensor->managed, used, __ATOMIC_RELEASE);
+    tensor->ready = later;
+    tensor->is_ordered = 0;
+    tensor->is_on_own_stream = 1;
+  }
+  PY_UNLOCKED()
+  if (ready) dlx_ready_drop(ready);
+  dlx_managed_release(is_first ? before : used);
+  return is_first;
+}
+
+int py_cuda_to_own_stream(TensorObject* tensor) {
+  for (;;) {
+    DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *used = NULL;
+    dlx_ready* later;
+    uint64_t stream;
+    int is_moved, is_ready;
+    PY_LOCKED(tensor)
+    is_moved = tensor->is_on_own_stream;
+    is_ready = tensor->ready == NULL;
+    PY_UNLOCKED()
+    if (is_moved) return 0; /* what comes later on our stream is behind it anyway */
+    if (is_ready && !py_cuda_can_order()) return 0;
+    if (before == NULL) return -1;
+    int32_t device_id = before->dl_tensor.device.device_id;
+    if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
+      return -1;
+    int found = share_behind(tensor, device_id, stream, &before, &used);
+    if (found) return found < 0 ? -1 : 0;
+    if (py_check(dlx_ready_later(device_id, &later)) < 0) {
+      dlx_managed_release(used);
+      return -1;
+    }
+    if (swap(tensor, before, used, later)) return 0;
+  }
+}
+
+int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
+  if (!py_cuda_can_order()) return 0; /* nor can anything be on our stream */
+  uint64_t stream;
+  dlx_ready* later;
+  if (py_cuda_work_stream(device_id, &stream) < 0 ||
+      py_check(dlx_ready_later(device_id, &later)) < 0)
+    return -1;
+  if (tensor->ready) dlx_ready_drop(tensor->ready);
+  tensor->ready = later;
+  return 0;
+}
+
+/* ---- builtins -------------------------------------------------------------------------------- */
+
+/* A further dlx.Tensor over the same memory. Errors: NULL with an exception. */
+static TensorObject* same_memory(PyObject* tensor) {
+  DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
+  if (base == NULL) return NULL;
+  int status = dlx_managed_share(base, NULL, base->flags, &made);
+  return (TensorObject*)py_tensor_result(status, made);
+}
+
+PyDoc_STRVAR(ready_new_doc,
+             "ready_new(device_id, stream, keep)\n--\n\n"
+             "Return the address of a dlx_ready for what is on a stream now; the caller owes it "
+             "dlx_ready_drop.\n"
+             "`keep` keeps the stream alive, None where nothing does. The GIL is released.");
+
+static PyObject* ready_new(PyObject* module, PyObject* args) {
+  PyObject* keep;
+  int device_id, status;
+  unsigned long long stream;
+  dlx_ready* ready = NULL;
+  if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
+  PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
+  Py_XDECREF(kept);
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(tensor_when_doc,
+             "tensor_when(tensor, ready, /)\n--\n\n"
+             "Make a further dlx.Tensor over the same device memory that may be read when the "
+             "dlx_ready at an\n"
+             "address says so; 0 = now.");
+
+static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
+  dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
+  if (ready == NULL && PyErr_Occurred()) return NULL;
+  TensorObject* view = same_memory(args[0]);
+  if (view && ready) view->ready = dlx_ready_hold(ready);
+  return (PyObject*)view;
+}
+
+PyDoc_STRVAR(tensor_readiness_doc,
+             "tensor_readiness(tensor, /)\n--\n\n"
+             "Return the address of the dlx_ready of a tensor, 0 without one; the caller owes it "
+             "dlx_ready_drop.");
+
+static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
+  if (py_tensor_managed(tensor) == NULL) return NULL;
+  return PyLong_FromVoidPtr(py_tensor_ready((TensorObject*)tensor));
+}
+
+PyDoc_STRVAR(tensor_behind_doc,
+             "tensor_behind(tensor, device_id, stream, keep)\n--\n\n"
+             "Make a further dlx.Tensor over the same device memory for one consumer, whose stream "
+             "has been made\n"
+             "to wait: its __dlpack__ orders nothing more, and the memory is released when that "
+             "stream is done\n"
+             "with it. -1 is no stream. `keep` keeps the stream alive; None where nothing does.");
+
+static PyObject* tensor_behind(PyObject* module, PyObject* args) {
+  PyObject *tensor, *keep;
+  int device_id;
+  long long stream;
+  if (!PyArg_ParseTuple(args, "OiLO:tensor_behind", &tensor, &device_id, &stream, &keep))
+    return NULL;
+  TensorObject* view = same_memory(tensor);
+  if (view == NULL) return NULL;
+  view->is_ordered = 1;
+  if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
+    PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
+    DLManagedTensorVersioned* used =
+        py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    view->managed = used; /* NULL where it failed: the count was given up */
+    if (used == NULL) Py_CLEAR(view);
+  }
+  return (PyObject*)view;
+}
+
+PyDoc_STRVAR(tensor_on_device_doc,
+             "tensor_on_device(like, keep_order, device_id)\n--\n\n"
+             "Make a dlx.Tensor over fresh memory of a CUDA device, with the shape and dtype of a "
+             "tensor; ready\n"
+             "on dlx's own stream.");
+
+static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
+  PyObject* like;
+  int keep_order, device_id;
+  if (!PyArg_ParseTuple(args, "Opi:tensor_on_device", &like, &keep_order, &device_id)) return NULL;
+  DLManagedTensorVersioned *m = py_tensor_managed(like), *made;
+  if (m == NULL) return NULL;
+  int status;
+  dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made);
+  Py_END_ALLOW_THREADS
+  py_managed_release(m);
+  PyObject* tensor = py_tensor_result(status, made);
+  if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
+  return tensor;
+}
+
+PyDoc_STRVAR(tensor_fetch_doc,
+             "tensor_fetch(tensor, keep_order)\n--\n\n"
+             "Make a dlx.Tensor over fresh host memory with the elements of one in device memory, "
+             "copied on dlx's\n"
+             "own stream, which must have been made to wait for them. The GIL is released.");
+
+static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
+  PyObject* tensor;
+  int keep_order;
+  if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
+  DLManagedTensorVersioned* fresh = fetch((TensorObject*)tensor, keep_order, 0);
+  return fresh ? py_tensor_wrap(fresh) : NULL;
+}
+
+PyDoc_STRVAR(tensor_transfer_doc,
+             "tensor_transfer(source, target, stream, wait)\n--\n\n"
+             "Copy every element on a stream of the target's device, or of the source's where the "
+             "target is on\n"
+             "the host. With `wait` the copy is done when this returns. The GIL is released.");
+
+static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
+  PyObject *source, *target;
+  unsigned long long stream;
+  int wait, status;
+  if (!PyArg_ParseTuple(args, "OOKp:tensor_transfer", &source, &target, &stream, &wait))
+    return NULL;
+  DLManagedTensorVersioned *from = py_tensor_managed(source), *to;
+  to = from ? py_tensor_managed(target) : NULL;
+  if (to == NULL) return NULL;
+  dlx_managed_hold(from); /* another thread may drop the last reference to either */
+  dlx_managed_hold(to);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, to->flags, stream, wait);
+  Py_END_ALLOW_THREADS
+  py_managed_release(to);
+  py_managed_release(from);
+  if (py_check(status) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_cuda_functions[] = {
+    PY_VARARGS(ready_new),        PY_FASTCALL(tensor_when),
+    PY_ONE(tensor_readiness),     PY_VARARGS(tensor_behind),
+    PY_VARARGS(tensor_on_device), PY_VARARGS(tensor_fetch),
+    PY_VARARGS(tensor_transfer),  PY_END,
+};

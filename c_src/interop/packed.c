@@ -1,0 +1,306 @@
+/* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes the numbers;
+ * dlx.attach, and reading a pickle, check them and make the arrays. */
+
+#include "convert/pairs.h"
+
+#include <string.h>
+
+/* What the numbers of all arrays are about. */
+typedef struct {
+  uintptr_t address;
+  int64_t size;   /* bytes */
+  uint64_t flags; /* added to those of each tensor */
+  PyObject* owner;
+  Py_buffer numbers;
+} memory;
+
+/* The numbers of one tensor; its shape follows, and its strides unless they are row-major.
+ * dlx/_core/tensor.py packs them for what a pickle brought. */
+typedef struct {
+  int64_t offset; /* bytes */
+  uint8_t code, bits;
+  uint16_t lanes;
+  uint8_t ndim, flags, is_row_major, zero;
+} numbers;
+
+/* The arguments that both functions begin with. Owns: unless this fails, the caller releases
+ * m->numbers. GIL: needed. Errors: -1 with an exception. */
+static int memory_of(PyObject* const* args, memory* m) {
+  m->address = (uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
+  if (!PyErr_Occurred()) m->size = PyLong_AsLongLong(args[1]);
+  if (!PyErr_Occurred()) m->flags = PyLong_AsUnsignedLongLong(args[3]);
+  if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &m->numbers, PyBUF_SIMPLE) < 0) return -1;
+  m->owner = args[4];
+  if (m->numbers.len % (Py_ssize_t)sizeof(int64_t) == 0 && m->size >= 0 &&
+      (uintptr_t)m->numbers.buf % sizeof(int64_t) == 0)
+    return 0;
+  PyBuffer_Release(&m->numbers);
+  PyErr_SetString(PyExc_ValueError, "expected numbers of 64 bits, and a size");
+  return -1;
+}
+
+/* Make the tensor that the first of `left` bytes describe, and count those it took. Owns: the
+ * caller owns the result, which holds the memory's owner. GIL: needed. Errors: NULL with an
+ * exception. */
+static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize_t left,
+                                             Py_ssize_t* used) {
+  numbers n;
+  Py_ssize_t row = 0;
+  if (left >= (Py_ssize_t)sizeof n) {
+    memcpy(&n, at, sizeof n);
+    row = n.ndim * (Py_ssize_t)sizeof(int64_t);
+    *used = (Py_ssize_t)sizeof n + row * (n.is_row_major ? 1 : 2);
+  }
+  if (left < (Py_ssize_t)sizeof n || left < *used || n.ndim > DLX_MAX_NDIM || n.is_row_major > 1 ||
+      n.zero || n.code == kDLOpaqueHandle ||
+      (n.flags & ~DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n.offset < 0 || n.offset > m->size)
+    return PyErr_Format(PyExc_ValueError, "its numbers describe no tensor"), NULL;
+  int64_t* shape = (int64_t*)(at + sizeof n);
+  DLTensor like = {
+      .data = (void*)(m->address + (uintptr_t)n.offset),
+      .device = {kDLCPU, 0},
+      .ndim = n.ndim,
+      .dtype = {n.code, n.bits, n.lanes},
+      .shape = shape,
+      .strides = n.is_row_major ? NULL : shape + n.ndim,
+  };
+  uint64_t flags = m->flags | n.flags;
+  DLManagedTensorVersioned* made;
+  if (py_check(dlx_managed_new(&like, flags, m->owner, py_release_object, &made)) < 0) return NULL;
+  int64_t low, high;
+  dlx_extent(&made->dl_tensor, flags, &low, &high);
+  if (low < -n.offset || high > m->size - n.offset) {
+    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
+    dlx_managed_own(made, NULL, NULL);
+    dlx_managed_release(made);
+    return NULL;
+  }
+  Py_INCREF(m->owner);
+  return made;
+}
+
+typedef struct {
+  DLManagedTensorVersioned** made;
+  Py_ssize_t n;
+} tensors;
+
+/* Owns: what it had. GIL: needed. A pending exception is kept. */
+static void drop_all(tensors* all, Py_ssize_t from) {
+  py_pending pending = py_pending_save();
+  for (Py_ssize_t i = from; i < all->n; i++) dlx_managed_release(all->made[i]);
+  PyMem_Free(all->made);
+  py_pending_restore(pending);
+}
+
+/* Owns: the caller owns what is in `all`. Errors: -1 with an exception, and nothing is in it. */
+static int make_all(const memory* m, tensors* all) {
+  char* first = m->numbers.buf;
+  Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
+  *all = (tensors){PyMem_Malloc((size_t)bytes / sizeof(numbers) * sizeof *all->made), 0};
+  if (all->made == NULL) return PyErr_NoMemory(), -1;
+  for (; at < bytes; at += used) { /* a few bytes that are left over have no place in `made` */
+    DLManagedTensorVersioned* made = made_within(m, first + at, bytes - at, &used);
+    if (made == NULL) break;
+    all->made[all->n++] = made;
+  }
+  if (at >= bytes) return 0;
+  drop_all(all, 0);
+  return -1;
+}
+
+/* Owns: takes both; the result is the list. Errors: NULL with an exception, as `array` is then. */
+static PyObject* with(PyObject* list, PyObject* array) {
+  if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
+  Py_XDECREF(array);
+  return list;
+}
+
+PyDoc_STRVAR(
+    tensors_within_doc,
+    "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
+    "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
+    "numbers is a buffer, of each tensor: its offset in 8 bytes; code and bits in 1, lanes in 2; "
+    "ndim,\nflags, whether it is row-major, and 0 in 1 byte each; shape (ndim,), and strides "
+    "(ndim,) "
+    "unless it is\nrow-major, in 8 bytes each. Nothing in it is believed: a tensor that leaves the "
+    "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
+    "each one's.");
+
+static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
+  memory m;
+  tensors all;
+  if (!py_args("tensors_within", n, 5, 5) || memory_of(args, &m) < 0) return NULL;
+  int failed = make_all(&m, &all);
+  PyBuffer_Release(&m.numbers);
+  if (failed) return NULL;
+  PyObject* list = PyList_New(0);
+  Py_ssize_t i = 0;
+  while (list && i < all.n) list = with(list, py_tensor_wrap(all.made[i++]));
+  drop_all(&all, i);
+  return list;
+}
+
+/* Hand all tensors to a target. Owns: the result is new; `all` has nothing more. Errors: NULL with
+ * an exception; NULL without one: the target does not take them as they are. */
+static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors* all) {
+  py_target* target = pair->target;
+  py_offer offer = {.state = PY_TAKEN};
+  Py_ssize_t i = 0;
+  if (py_target_holds(target)) {
+    while (i < all->n && py_offer_checks(pair->source, target, all->made[i], 0, &offer) &&
+           offer.state == PY_TAKEN)
+      i++;
+  }
+  PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
+  i = 0;
+  while (list && i < all->n) list = with(list, target->make(call, target, all->made[i++], Py_None));
+  drop_all(all, i);
+  if (list == NULL && PyErr_Occurred()) py_error_forget();
+  return list;
+}
+
+PyDoc_STRVAR(
+    arrays_within_doc,
+    "arrays_within(address, size, numbers, flags, owner, fast_path, to, /)\n--\n\n"
+    "Make a list of the target's arrays of what `tensors_within` takes, without a dlx.Tensor in\n"
+    "between. None where Python must do it, or say what fails: the target does not take each as it "
+    "is.");
+
+static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
+  memory m;
+  tensors all;
+  if (!py_args("arrays_within", n, 7, 7) || memory_of(args, &m) < 0) return NULL;
+  PyObject* list = NULL;
+  py_call call = {.function = (FastPathObject*)args[5], .to = args[6]};
+  py_maps_begin();
+  py_pair pair;
+  if (py_pair_of(call.function, &py_tensor_type, call.to, &pair)) {
+    if (pair.what == PY_CONVERTS && make_all(&m, &all) == 0)
+      list = hand_over_all(&call, &pair, &all);
+    py_pair_release(&pair);
+  }
+  py_maps_end();
+  PyBuffer_Release(&m.numbers);
+  if (list || PyErr_Occurred()) return list;
+  Py_RETURN_NONE;
+}
+
+/* The struct of a tensor in a list, borrowed. Errors: NULL with an exception. */
+static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
+  PyObject* tensor = PyList_GET_ITEM(list, i);
+  if (Py_IS_TYPE(tensor, &py_tensor_type)) return py_tensor_managed(tensor);
+  PyErr_SetString(PyExc_TypeError, "expected a list of dlx.Tensor");
+  return NULL;
+}
+
+PyDoc_STRVAR(tensors_extents_doc,
+             "tensors_extents(tensors, /)\n--\n\n"
+             "Return a list of (first, end, dense): the addresses of each tensor's elements, and "
+             "whether\nthey fill what is between, in whatever order of dimensions.");
+
+static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
+  if (!PyList_CheckExact(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list");
+  PyObject* found = PyList_New(0);
+  for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(tensors); i++) {
+    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    if (managed == NULL) return Py_DECREF(found), NULL;
+    const DLTensor* t = &managed->dl_tensor;
+    int64_t low, high, address = (int64_t)((uintptr_t)t->data + t->byte_offset);
+    dlx_extent(t, managed->flags, &low, &high);
+    uint32_t gaps = DLX_LAYOUT_GAPS | DLX_LAYOUT_NEGATIVE | DLX_LAYOUT_ZERO;
+    PyObject* dense = dlx_layout(t) & gaps ? Py_False : Py_True;
+    found = with(found, Py_BuildValue("(LLO)", address + low, address + high, dense));
+  }
+  return found;
+}
+
+/* Write the strides that a list says, or a tensor's own where they are None; returns whether they
+ * are row-major. GIL: needed. Errors: -1 with an exception. */
+static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
+  int64_t compact[DLX_MAX_NDIM];
+  size_t bytes = (size_t)t->ndim * sizeof *strides;
+  if (said == Py_None) {
+    memcpy(strides, t->strides, bytes);
+  } else if (PyTuple_Check(said) && PyTuple_GET_SIZE(said) == t->ndim) {
+    for (int32_t i = 0; i < t->ndim; i++) strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(said, i));
+  } else {
+    PyErr_SetString(PyExc_ValueError, "expected None, or a stride for each dimension");
+  }
+  if (PyErr_Occurred()) return -1;
+  dlx_compact_strides(t->ndim, t->shape, compact);
+  return memcmp(strides, compact, bytes) == 0;
+}
+
+PyDoc_STRVAR(
+    tensors_numbers_doc,
+    "tensors_numbers(tensors, offsets, strides, /)\n--\n\n"
+    "Return the numbers that `tensors_within` makes tensors of, as bytes. offsets (n,) and "
+    "strides\n(n,) are lists; where strides are None, they are the tensor's own.");
+
+static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
+  PyObject *tensors, *offsets, *strides;
+  if (!PyArg_ParseTuple(args, "O!O!O!:tensors_numbers", &PyList_Type, &tensors, &PyList_Type,
+                        &offsets, &PyList_Type, &strides))
+    return NULL;
+  Py_ssize_t count = PyList_GET_SIZE(tensors), room = 0, used = 0;
+  if (PyList_GET_SIZE(offsets) != count || PyList_GET_SIZE(strides) != count)
+    return PyErr_Format(PyExc_ValueError, "expected an offset and strides for each tensor");
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    if (managed == NULL) return NULL;
+    room += (Py_ssize_t)sizeof(numbers) + 2 * managed->dl_tensor.ndim * (Py_ssize_t)sizeof(int64_t);
+  }
+  PyObject* made = PyBytes_FromStringAndSize(NULL, room);
+  for (Py_ssize_t i = 0; made && i < count; i++) {
+    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    if (managed == NULL) return Py_DECREF(made), NULL;
+    const DLTensor* t = &managed->dl_tensor;
+    int64_t own[DLX_MAX_NDIM];
+    int is_row_major = strides_of(PyList_GET_ITEM(strides, i), t, own);
+    numbers n = {.offset = PyLong_AsLongLong(PyList_GET_ITEM(offsets, i)),
+                 .code = t->dtype.code,
+                 .bits = t->dtype.bits,
+                 .lanes = t->dtype.lanes,
+                 .ndim = (uint8_t)t->ndim,
+                 .flags = managed->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED,
+                 .is_row_major = is_row_major == 1};
+    if (PyErr_Occurred()) return Py_DECREF(made), NULL;
+    char* to = PyBytes_AS_STRING(made) + used;
+    size_t row = (size_t)t->ndim * sizeof(int64_t);
+    memcpy(to, &n, sizeof n);
+    memcpy(to + sizeof n, t->shape, row);
+    if (!is_row_major) memcpy(to + sizeof n + row, own, row);
+    used += (Py_ssize_t)(sizeof n + row * (2 - n.is_row_major));
+  }
+  if (made) _PyBytes_Resize(&made, used);
+  return made;
+}
+
+PyDoc_STRVAR(named_doc,
+             "named(made, names, arrays, /)\n--\n\n"
+             "Put the arrays of a list into a dict, under names in UTF-8 that zeros separate.\n\n"
+             "ValueError if there are not as many, or one is no UTF-8.");
+
+static PyObject* named(PyObject* module, PyObject* args) {
+  PyObject *made, *names, *arrays;
+  if (!PyArg_ParseTuple(args, "O!SO!:named", &PyDict_Type, &made, &names, &PyList_Type, &arrays))
+    return NULL;
+  const char *at = PyBytes_AS_STRING(names), *end = at + PyBytes_GET_SIZE(names);
+  Py_ssize_t n = PyList_GET_SIZE(arrays), i = 0;
+  for (int is_last = 0; i < n && !is_last; i++) {
+    const char* next = memchr(at, 0, (size_t)(end - at));
+    is_last = next == NULL;
+    PyObject* key = PyUnicode_DecodeUTF8(at, (is_last ? end : next) - at, NULL);
+    int failed = key == NULL || PyObject_SetItem(made, key, PyList_GET_ITEM(arrays, i)) < 0;
+    Py_XDECREF(key);
+    if (failed) return NULL;
+    at = is_last ? NULL : next + 1;
+  }
+  if (i == n && at == NULL) Py_RETURN_NONE;
+  return PyErr_Format(PyExc_ValueError, "its names are not as many as its arrays");
+}
+
+PyMethodDef py_within_functions[] = {
+    PY_FASTCALL(tensors_within), PY_FASTCALL(arrays_within),  PY_VARARGS(named),
+    PY_ONE(tensors_extents),     PY_VARARGS(tensors_numbers), PY_END,
+};

@@ -1,0 +1,108 @@
+/* Exchange tables of others: found on the exact type, never trusted about versions, and never
+ * cached as absent (a library may add one to a type after import). */
+
+#include "interop.h"
+#include "tables.h"
+
+static const char k_table[] = "dlpack_exchange_api";
+
+const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number) {
+  void* found = NULL;
+  if (PyCapsule_IsValid(attribute, k_table)) {
+    found = PyCapsule_GetPointer(attribute, k_table);
+  } else if (may_be_number && PyLong_CheckExact(attribute)) { /* DLPack 1.2 published an address */
+    found = PyLong_AsVoidPtr(attribute);
+    if (found == NULL) py_error_forget(); /* a number beyond all addresses */
+    uintptr_t address = (uintptr_t)found; /* small, odd and negative numbers are none */
+    if (address < 4096 || address % sizeof(void*) || address > INTPTR_MAX) found = NULL;
+  }
+  return py_exchange_known(found);
+}
+
+const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
+  static const char* const names[] = {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
+  for (int i = 0; i < 2; i++) {
+    PyObject* attribute = PyObject_GetAttrString((PyObject*)type, names[i]);
+    if (attribute == NULL) { /* a metaclass may run Python */
+      if (py_error_forget() < 0) return NULL;
+      continue;
+    }
+    /* The table is static for the life of the process, whatever becomes of the attribute. */
+    const DLPackExchangeAPI* table = py_exchange_read(attribute, i == 1);
+    Py_DECREF(attribute);
+    if (table) return table;
+  }
+  return NULL;
+}
+
+/* The table of an object's own type. Errors: NULL with an exception. */
+static const DLPackExchangeAPI* table_of(PyObject* obj) {
+  const DLPackExchangeAPI* table = py_exchange_find(Py_TYPE(obj));
+  if (table == NULL && !PyErr_Occurred())
+    py_raise(DLX_E_VERSION, "%.200s has no exchange table of DLPack 1.x", Py_TYPE(obj)->tp_name);
+  return table;
+}
+
+/* A slot that reports success and leaves an exception behind has failed as well: what it wrote is
+ * not touched. Errors: -1 with an exception: that of the slot, or one that says that it set none.
+ */
+static int checked(int status, PyObject* obj, const char* slot) {
+  if (status == 0 && !PyErr_Occurred()) return 0;
+  if (!PyErr_Occurred())
+    PyErr_Format(PyExc_SystemError, "%s of %.200s failed without saying why", slot,
+                 Py_TYPE(obj)->tp_name);
+  return -1;
+}
+
+int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
+                        DLManagedTensorVersioned** out) {
+  DLManagedTensorVersioned* foreign = NULL;
+  if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
+    return -1;
+  if (foreign == NULL) return checked(-1, obj, "the export");
+  if (dlx_managed_is_sole(foreign)) { /* one of ours */
+    *out = foreign;
+    return 0;
+  }
+  int status = dlx_managed_adopt(foreign, out);
+  if (status != DLX_OK) dlx_managed_release(foreign);
+  return py_check(status);
+}
+
+PyDoc_STRVAR(exchange_export_doc,
+             "exchange_export(obj, /)\n--\n\n"
+             "Export an array by the managed slot of its type's exchange table.");
+
+static PyObject* exchange_export(PyObject* module, PyObject* obj) {
+  DLManagedTensorVersioned* made;
+  const DLPackExchangeAPI* table = table_of(obj);
+  if (table == NULL) return NULL;
+  if (table->managed_tensor_from_py_object_no_sync == NULL)
+    return py_raise(DLX_E_VERSION, "the exchange table of %.200s does not export",
+                    Py_TYPE(obj)->tp_name);
+  return py_exchange_managed(table, obj, &made) == 0 ? py_tensor_wrap(made) : NULL;
+}
+
+PyDoc_STRVAR(exchange_stream_doc,
+             "exchange_stream(obj, device_type, device_id, /)\n--\n\n"
+             "Return the handle of the stream that an exchange table names as that of its current "
+             "work; 0 where it names none.");
+
+static PyObject* exchange_stream(PyObject* module, PyObject* args) {
+  PyObject* obj;
+  int type, id;
+  void* stream = NULL;
+  if (!PyArg_ParseTuple(args, "Oii:exchange_stream", &obj, &type, &id)) return NULL;
+  const DLPackExchangeAPI* table = table_of(obj);
+  if (table == NULL) return NULL;
+  if (table->current_work_stream &&
+      checked(table->current_work_stream(type, id, &stream), obj, "the stream") < 0)
+    return NULL;
+  return PyLong_FromVoidPtr(stream);
+}
+
+PyMethodDef py_exchange_functions[] = {
+    PY_ONE(exchange_export),
+    PY_VARARGS(exchange_stream),
+    PY_END,
+};

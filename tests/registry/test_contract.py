@@ -1,0 +1,80 @@
+"""The contract of adapters stays small, and what dlx knows of its own adapters stands in one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+
+import pytest
+from project import ROOT
+
+import dlx.adapter
+from dlx._registry.plugin import FRAMEWORKS, install_of
+from dlx._registry.registry import Registry, registry
+from dlx.adapter import Adapter, Blocker, Capabilities, Container, Devices, DTypes, FastPath, Guard
+
+PARTS = [
+    kind
+    for kind in vars(dlx.adapter).values()
+    if dataclasses.is_dataclass(kind) and kind.__name__ in dlx.adapter.__all__
+]
+
+
+def members(kind):
+    """What an author may state: fields, parameters, and of an adapter all public members."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    if kind in (DTypes, Devices):
+        return list(inspect.signature(kind).parameters)
+    return [name for name in {**inspect.get_annotations(kind), **vars(kind)} if not name.startswith("_")]
+
+
+def test_an_adapter_fits_on_a_screen():
+    """At most 24 public members."""
+    assert len(members(Adapter)) <= 24, members(Adapter)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_no_part_has_more_than_14_fields(kind):
+    """What has more is two things."""
+    assert len(members(kind)) <= 14, members(kind)
+
+
+def test_the_contract_does_not_grow():
+    """What was 100 in the six classes that every author meets, and 133 in all."""
+    six = (Adapter, FastPath, Capabilities, Container, Guard, Blocker)
+    assert sum(len(members(kind)) for kind in six) <= 70
+    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, *PARTS)) <= 115
+
+
+def test_the_hook_s_page_is_one_screen():
+    """It shows a whole adapter, and names every part."""
+    from dlx.adapter import hookspecs
+
+    text = hookspecs.__doc__
+    assert len(text.splitlines()) <= 60
+    for name in members(Adapter):
+        assert name in text, name
+
+
+def test_the_modules_of_our_adapters_are_shipped():
+    """pyproject.toml lists those of the table, and what they import; no other."""
+    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["py-modules"]
+    helpers = {name for name in shipped if name.endswith("_gradients")}
+    assert {row.module for row in FRAMEWORKS.values()} == set(shipped) - helpers
+    assert set(shipped) == {path.stem for path in (ROOT / "adapters").glob("dlx_*.py")}
+
+
+def test_the_table_is_true_of_the_adapters():
+    """Root package, target or source, and who is traced; the command that installs it."""
+    loaded = Registry().load_all()
+    for root, row in FRAMEWORKS.items():
+        first = loaded[root].adapters[0]
+        assert first.package.partition(".")[0] == root and loaded[root].module == row.module
+        assert row.is_target is (type(first).capabilities is not Adapter.capabilities), root
+        assert install_of(first) == f"pip install {row.install}"
+        assert all(loaded[name] is loaded[root] for name in row.names)
+    known = registry._known()
+    assert all(f" {root}" in known for root, row in FRAMEWORKS.items() if row.is_target)
+    assert not any(f" {root}," in known for root, row in FRAMEWORKS.items() if not row.is_target)
