@@ -15,7 +15,7 @@ static PyMethodDef* const builtins[] = {
     py_hooks_functions,    py_capsule_functions, py_buffer_functions, py_make_functions,
     py_within_functions,   py_adopt_functions,   py_cuda_functions,   py_arrow_functions,
     py_exchange_functions, py_view_functions,    py_pair_functions,   py_call_functions,
-    py_stream_functions,
+    py_stream_functions,   py_arguments_functions,
 };
 
 /* The module as Python imports it. */

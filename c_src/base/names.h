@@ -12,6 +12,7 @@
   NAME(arrow_array, "__arrow_c_array__")                 \
   NAME(arrow_stream, "__arrow_c_stream__")               \
   NAME(back, "back")                                     \
+  NAME(begin, "_begin")                                  \
   NAME(copy, "copy")                                     \
   NAME(cpu, "cpu")                                       \
   NAME(cuda_array_interface, "__cuda_array_interface__") \
@@ -23,6 +24,7 @@
   NAME(dlx, "dlx")                                       \
   NAME(dtype, "dtype")                                   \
   NAME(hash, "__hash__")                                 \
+  NAME(iterate, "_iterate")                              \
   NAME(lazy, "lazy")                                     \
   NAME(like, "like")                                     \
   NAME(max_version, "max_version")                       \

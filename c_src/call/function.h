@@ -19,6 +19,10 @@ int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject
 /* Make the words of calls. GIL: needed. Errors: -1 with an exception. */
 int py_options_init(PyObject* module);
 
+/* ---- call/arguments.c ------------------------------------------------------------------------ */
+
+extern PyMethodDef py_arguments_functions[];
+
 /* ---- call/overlap.c -------------------------------------------------------------------------- */
 
 /* Its method `_overlap`. Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an

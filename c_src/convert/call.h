@@ -32,12 +32,33 @@ enum {
   DLX_MOVABLE = 512 /* by an example that is not */
 };
 
+/* What is asked about objects of a tree that are neither plain data nor lists, tuples or dicts. */
+enum {
+  PY_ASK_FAILS = -1, /* an exception is set */
+  PY_ASK_LEAVES,     /* Python must convert the tree */
+  PY_ASK_PASSES,     /* it passes through */
+  PY_ASK_CONVERTS,   /* it is an array */
+  PY_ASK_ENTERS,     /* it is a container, *found its rule */
+  PY_ASK_KNOWN       /* *found is its result */
+};
+
+typedef struct py_visitor {
+  /* One of the above. Owns: the walker owns *found. GIL: needed; may run Python. */
+  int (*look)(struct py_visitor*, PyObject* obj, PyObject** found);
+  /* Is given the result of each array and container; or NULL. Errors: -1 with an exception. */
+  int (*note)(struct py_visitor*, PyObject* obj, PyObject* result, int is_container);
+  /* The container that stands for one if its children are the results of that one's; or NULL. Owns:
+   * borrowed. Errors: NULL, MemoryError may be set. */
+  PyObject* (*own)(struct py_visitor*, PyObject* container);
+} py_visitor;
+
 typedef struct {
   FastPathObject* function;
   PyObject* to;
   PyObject* tree; /* what the array was found in, or NULL */
   unsigned options;
   PyObject* answers; /* strong, or NULL; see py_call_leave */
+  py_visitor* visitor; /* of a tree; or NULL */
 } py_call;
 
 /* ---- convert/answers.c ----------------------------------------------------------------------- */

@@ -80,6 +80,13 @@ static inline int py_is_tree(PyTypeObject* type) {
   return type == &PyList_Type || type == &PyTuple_Type || type == &PyDict_Type;
 }
 
+/* Whether they are data that passes through and may stand anywhere. */
+int py_is_plain(PyTypeObject* type);
+
+/* Whether an object itself has an array interface, which nothing says of its class. Its own dict is
+ * looked at only: no code of the object runs. Errors: 1 with an exception. */
+int py_has_interface(PyObject* obj);
+
 /* Convert a list, tuple or dict, whose `rule` is NULL, or a container that has one. GIL: needed;
  * may run Python. Errors: as py_convert_one; nothing was handed over then. */
 PyObject* py_convert_tree(py_call* call, PyObject* root, PyObject* rule);

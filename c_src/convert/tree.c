@@ -22,8 +22,7 @@ static outcome leave(void) {
 
 /* ---- flatten --------------------------------------------------------------------------------- */
 
-/* Data that passes through and may stand anywhere. */
-static int is_plain_data(PyTypeObject* type) {
+int py_is_plain(PyTypeObject* type) {
   return type == &PyLong_Type || type == &PyUnicode_Type || type == &PyFloat_Type ||
          type == &PyBool_Type || type == Py_TYPE(Py_None) || type == &PyBytes_Type ||
          type == &PyComplex_Type;
@@ -153,9 +152,7 @@ static outcome note_array(walk* w, Py_ssize_t which, const py_pair* pair) {
   return walk_remember(w, v, (visit)~w->leaves.n++) < 0 ? FAILED : DONE;
 }
 
-/* Whether an object itself has an array interface, which nothing says of its class. Its own dict is
- * looked at only: no code of the object runs. Errors: 1 with an exception. */
-static int has_interface(PyObject* obj) {
+int py_has_interface(PyObject* obj) {
   PyObject* dict = PyObject_GenericGetDict(obj, NULL);
   if (dict == NULL) return py_error_forget() < 0;
   int has = PyDict_Contains(dict, py_name_array_interface);
@@ -164,19 +161,49 @@ static int has_interface(PyObject* obj) {
   return has != 0;
 }
 
+/* A child whose result is known. Owns: takes `result`. */
+static outcome note_known(walk* w, Py_ssize_t which, PyObject* result) {
+  PyObject* child = items_of(w)[which].value;
+  visit* v = walk_find(w, child);
+  outcome found = *v > 0 ? LEAVE : *v == 0 && py_vector_need(&w->leaves, 1) < 0 ? FAILED : DONE;
+  if (found == DONE && *v < 0) leaves_of(w)[~*v].is_shared = 1;
+  if (found == DONE) items_of(w)[which].link = *v < 0 ? *v : ~w->leaves.n;
+  if (found != DONE || *v < 0) {
+    Py_DECREF(result);
+    return found;
+  }
+  leaves_of(w)[w->leaves.n] = (leaf){.obj = child, .result = result, .what = PY_PASSES};
+  return walk_remember(w, v, (visit)~w->leaves.n++) < 0 ? FAILED : DONE;
+}
+
+/* Ask the visitor about a child: whether it is done with, as by look_at, or an array. */
+static outcome ask(walk* w, Py_ssize_t which, int* is_array) {
+  PyObject* found = NULL;
+  int answer = w->call->visitor->look(w->call->visitor, items_of(w)[which].value, &found);
+  *is_array = answer == PY_ASK_CONVERTS;
+  if (answer == PY_ASK_KNOWN) return note_known(w, which, found);
+  if (answer != PY_ASK_ENTERS) return answer < DONE ? (outcome)answer : DONE;
+  outcome result = look_into(w, which, found);
+  Py_DECREF(found);
+  return result;
+}
+
 /* Say what a child is, and note it if it is new. */
 static outcome look_at(walk* w, Py_ssize_t which) {
   PyObject* child = items_of(w)[which].value;
   PyTypeObject* type = Py_TYPE(child);
-  if (is_plain_data(type)) return DONE;
+  if (py_is_plain(type)) return DONE;
   if (py_is_tree(type)) return look_into(w, which, NULL);
+  int is_array = 1;
+  outcome asked = w->call->visitor ? ask(w, which, &is_array) : DONE;
+  if (!is_array) return asked;
   py_pair pair;
   if (!py_pair_of(w->call->function, type, w->call->to, &pair)) return leave();
   outcome result = LEAVE;
   if (pair.at_root || pair.what == PY_PASSES)
     result = DONE;
   else if (pair.what == PY_LOOKS)
-    result = has_interface(child) ? leave() : DONE;
+    result = py_has_interface(child) ? leave() : DONE;
   else if (pair.what == PY_RULE)
     result = look_into(w, which, pair.source->parts);
   else if (pair.what >= PY_STAYS)
@@ -202,7 +229,7 @@ static outcome flatten(walk* w, PyObject* root, PyObject* rule) {
       w->stack.n--;
     }
   }
-  if (result == DONE && w->leaves.n == 0) return LEAVE; /* `to` has not been checked yet */
+  if (result == DONE && w->leaves.n == 0 && !w->call->visitor) return LEAVE; /* `to` has not been checked yet */
   return result;
 }
 
@@ -400,14 +427,60 @@ static int fill(const walk* w, const node* n, PyObject* made) {
   return 0;
 }
 
+/* Whether the results of a node's children are the children of another container of its type. No
+ * Python runs: keys are plain. */
+static int holds_results(const walk* w, const node* n, PyObject* own) {
+  Py_ssize_t count = n->end - n->first, i = 0, position = 0;
+  const item* first = &items_of(w)[n->first];
+  if (n->rule || Py_TYPE(own) != Py_TYPE(n->obj)) return 0;
+  PyObject *key, *value;
+  PY_LOCKED(own)
+  if (PyDict_CheckExact(own)) {
+    while (PyDict_GET_SIZE(own) == count && PyDict_Next(own, &position, &key, &value) &&
+           result_of(w, &first[i]) == value &&
+           (key == first[i + count].value ||
+            (Py_TYPE(key) == Py_TYPE(first[i + count].value) &&
+             PyObject_RichCompareBool(key, first[i + count].value, Py_EQ) == 1)))
+      i++;
+  } else if (PySequence_Fast_GET_SIZE(own) == count) {
+    while (i < count && PySequence_Fast_GET_ITEM(own, i) == result_of(w, &first[i])) i++;
+  } else {
+    i = -1;
+  }
+  PY_UNLOCKED()
+  return i == count;
+}
+
+/* Give the results of arrays to the visitor, before they move into containers. */
+static outcome note_arrays(walk* w) {
+  py_visitor* visitor = w->call->visitor;
+  for (leaf *l = leaves_of(w), *end = l + w->leaves.n; visitor && visitor->note && l < end; l++) {
+    if (visitor->note(visitor, l->obj, l->result, 0) < 0) return FAILED;
+  }
+  return DONE;
+}
+
+static outcome note_containers(walk* w) {
+  py_visitor* visitor = w->call->visitor;
+  for (Py_ssize_t i = 1; visitor && visitor->note && i < w->nodes.n; i++) {
+    if (visitor->note(visitor, nodes_of(w)[i].obj, nodes_of(w)[i].result, 1) < 0) return FAILED;
+  }
+  return DONE;
+}
+
 static outcome unflatten(walk* w) {
+  py_visitor* visitor = w->call->visitor;
   for (Py_ssize_t i = 0; i < w->nodes.n; i++) {
     node* n = &nodes_of(w)[i];
     if (n->is_cyclic && (n->result = new_empty(n)) == NULL) return FAILED;
   }
   for (Py_ssize_t i = 0; i < w->order.n; i++) {
     node* n = &nodes_of(w)[((Py_ssize_t*)w->order.at)[i]];
-    if (n->rule) {
+    PyObject* own =
+        visitor && visitor->own && !n->is_cyclic ? visitor->own(visitor, n->obj) : NULL;
+    if (own && holds_results(w, n, own)) {
+      n->result = Py_NewRef(own);
+    } else if (n->rule) {
       if ((n->result = make_by_rule(w, n)) == NULL) return leave();
     } else if (PyTuple_CheckExact(n->obj)) {
       n->result = make_tuple(w, n);
@@ -431,7 +504,7 @@ PyObject* py_convert_tree(py_call* call, PyObject* root, PyObject* rule) {
   PyObject* result = NULL;
   if (flatten(&w, root, rule) == DONE && take_all(&w) == DONE && order_all(&w) == DONE &&
       copy_within(&w) == DONE && copy_all(&w) == DONE && hand_over_all(&w) == DONE &&
-      unflatten(&w) == DONE)
+      note_arrays(&w) == DONE && unflatten(&w) == DONE && note_containers(&w) == DONE)
     result = Py_NewRef(nodes_of(&w)[0].result);
   else if (!PyErr_Occurred())
     leave_answers(&w);

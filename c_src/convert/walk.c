@@ -40,7 +40,7 @@ void walk_end(walk* w) {
     if (l->offer.made) dlx_managed_release(l->offer.made);
     Py_XDECREF(l->offer.answer);
     Py_XDECREF(l->result);
-    py_map_release(l->source);
+    if (l->source) py_map_release(l->source);
   }
   for (node *n = nodes_of(w), *end = n + w->nodes.n; n < end; n++) {
     Py_XDECREF(n->result);

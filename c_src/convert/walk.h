@@ -50,7 +50,7 @@ typedef struct {
 
 typedef struct {
   PyObject* obj;     /* borrowed from an item */
-  py_source* source; /* held */
+  py_source* source; /* held; NULL = its result was known */
   py_offer offer;    /* its `made` is NULL again once it was handed over */
   PyObject* result;  /* strong, or NULL; moved into the new container where it stands once */
   uint8_t what;      /* py_what */

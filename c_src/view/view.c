@@ -19,11 +19,13 @@ typedef struct {
   PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
   PyObject* getter;    /* getter(key): the element, sooner than source[key]; or NULL */
   PyObject* unchanged; /* unchanged(key, element): the source still has it there; or NULL */
+  _Atomic(Py_ssize_t) size; /* 1 + that of a source that never changes; 0 = unknown */
 } SlotsObject;
 
 /* View._fast: (fast path, target, scope, its `known`, its `moved`, the container's `identity` or
- * None, a weak reference to the view, whether it is inside another). */
-enum { N_FAST = 8 };
+ * None, a weak reference to the view, whether it is inside another, the scope's `owned` or None, the
+ * options of the fast path). */
+enum { N_FAST = 10 };
 
 /* Whether a key is what `getter` and `unchanged` are asked for. */
 static int is_plain_key(PyObject* key) {
@@ -83,7 +85,7 @@ static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
 /* What an element is known by in its scope: its address, or what its container says, as name_of of
  * dlx/_views/base.py has it. Owns: new. GIL: needed; may run Python. Errors: NULL with an
  * exception. */
-static PyObject* name_of(PyObject* element, PyObject* identity) {
+PyObject* py_view_name(PyObject* element, PyObject* identity) {
   if (identity == Py_None) return PyLong_FromVoidPtr(element);
   PyObject *told = PyObject_CallOneArg(identity, element), *name;
   if (told == NULL) return NULL;
@@ -95,6 +97,21 @@ static PyObject* name_of(PyObject* element, PyObject* identity) {
     name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, py_name_same_as, told);
   Py_DECREF(told);
   return name;
+}
+
+/* The result of an element that is wrapped anew on each access. Owns: new. Errors: NULL, an
+ * exception may be set. */
+static PyObject* owned_result(PyObject* fast, PyObject* name) {
+  PyObject *owned = PyTuple_GET_ITEM(fast, 8), *result = NULL;
+  PyObject* ref = PyDict_CheckExact(owned) ? py_dict_get(owned, name) : NULL;
+#if PY_VERSION_HEX >= 0x030D0000
+  if (ref) PyWeakref_GetRef(ref, &result);
+#else
+  if (ref) result = Py_NewRef(PyWeakref_GetObject(ref));
+  if (result == Py_None) Py_CLEAR(result);
+#endif
+  Py_XDECREF(ref);
+  return result;
 }
 
 /* Note a result in its slot, and the slot under the element's name. Owns: nothing. Errors: 0 = an
@@ -132,14 +149,18 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), py_name_back);
   Py_XDECREF(back);
   if (back != Py_None) return NULL;
-  PyObject *name = name_of(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
+  PyObject *name = py_view_name(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
   PyObject *known = PyTuple_GET_ITEM(fast, 3), *moved = PyTuple_GET_ITEM(fast, 4);
   int is_known = name ? PyDict_Contains(known, name) : -1;
   if (is_known == 0 && PyDict_GET_SIZE(moved)) is_known = PyDict_Contains(moved, name);
-  py_call call = {.function = (FastPathObject*)callable, .to = to};
+  if (is_known == 0) result = owned_result(fast, name);
+  py_call call = {.function = (FastPathObject*)callable,
+                  .to = to,
+                  .options = (unsigned)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(fast, 9))};
   py_pair pair;
   py_maps_begin();
-  if (is_known == 0 && py_pair_find(Py_TYPE(element), to, &pair)) {
+  if (is_known == 0 && result == NULL && !PyErr_Occurred() &&
+      py_pair_of(call.function, Py_TYPE(element), to, &pair)) {
     if (pair.what == PY_CONVERTS && !pair.at_root) result = py_convert_one(&call, &pair, element);
     py_pair_release(&pair);
   }
@@ -214,6 +235,20 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   PyObject* result = key ? slots_get(self, key) : NULL;
   Py_XDECREF(key);
   return result;
+}
+
+/* len(self). GIL: needed; may run Python. Errors: -1 with an exception. */
+static Py_ssize_t slots_size(PyObject* self) {
+  SlotsObject* view = (SlotsObject*)self;
+  Py_ssize_t size = atomic_load_explicit(&view->size, memory_order_relaxed) - 1;
+  if (size >= 0) return size;
+  if (view->slots == NULL) {
+    PyErr_SetString(PyExc_ValueError, "the view has no source");
+    return -1;
+  }
+  size = PyObject_Size(view->source);
+  if (view->fixed && size >= 0) atomic_store_explicit(&view->size, size + 1, memory_order_relaxed);
+  return size;
 }
 
 /* ---- iteration ------------------------------------------------------------------------------- */
@@ -335,7 +370,7 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   if (view->getter == NULL && !PyList_CheckExact(view->source) &&
       !PyTuple_CheckExact(view->source)) {
     if ((elements = PyObject_GetIter(view->source)) == NULL) return NULL;
-  } else if (view->fixed && (size = PyObject_Size(view->source)) < 0) {
+  } else if (view->fixed && (size = slots_size(object)) < 0) {
     return NULL;
   }
   ResultsObject* self = (ResultsObject*)results_type.tp_alloc(&results_type, 0);
@@ -347,6 +382,17 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   self->elements = elements;
   self->size = size;
   return (PyObject*)self;
+}
+
+/* iter(self): of a sequence that an adapter declares, if its elements are read by a getter, the
+ * results; else as Python says. */
+static PyObject* slots_iter(PyObject* object) {
+  SlotsObject* view = (SlotsObject*)object;
+  if (view->getter == NULL || view->getter == Py_None)
+    return PyObject_CallMethodNoArgs(object, py_name_iterate);
+  PyObject* begun = PyObject_CallMethodNoArgs(object, py_name_begin);
+  Py_XDECREF(begun);
+  return begun ? slots_results(object, NULL) : NULL;
 }
 
 /* ---- the type -------------------------------------------------------------------------------- */
@@ -419,8 +465,8 @@ PyDoc_STRVAR(slots_doc,
              "Slots(source, handler, scope, path, /)\n--\n\n"
              "A source, and what was converted of it by key; see dlx._views.base.View.");
 
-static PyMappingMethods slots_mapping = {.mp_subscript = slots_get};
-static PySequenceMethods slots_sequence = {.sq_item = slots_item};
+static PyMappingMethods slots_mapping = {.mp_length = slots_size, .mp_subscript = slots_get};
+static PySequenceMethods slots_sequence = {.sq_length = slots_size, .sq_item = slots_item};
 
 static PyTypeObject slots_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Slots",
@@ -430,6 +476,7 @@ static PyTypeObject slots_type = {
     .tp_dealloc = slots_dealloc,
     .tp_traverse = slots_traverse,
     .tp_clear = slots_clear,
+    .tp_iter = slots_iter,
     .tp_as_mapping = &slots_mapping,
     .tp_as_sequence = &slots_sequence,
     .tp_members = slots_members,

@@ -13,4 +13,8 @@ extern PyMethodDef py_view_functions[];
  * exception. */
 int py_view_init(PyObject* module);
 
+/* What an element is known by in the scope of a view: its address, or what `identity` says, if that
+ * is not None. Owns: new reference. GIL: needed; may run Python. Errors: NULL with an exception. */
+PyObject* py_view_name(PyObject* element, PyObject* identity);
+
 #endif

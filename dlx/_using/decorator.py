@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx._api import convert as convert  # the Python function of FAST_PATH
 from dlx._core.public import public
-from dlx._engine.executor import mark_written
 from dlx._engine.request import Request, check_flags, request_of
 from dlx._engine.traced import leave_out
 from dlx._registry.plugin import TRACING
-from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr
 from dlx._using.call import Invocation
-from dlx._using.fast_path import Specialization, specialized
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.gradients import CompiledCalls, differentiated
+from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
@@ -29,7 +27,6 @@ __all__ = ["using"]
 
 leave_out(Invocation.__init__, "what dlx.using returns")
 
-MAX_KNOWN = 64  # combinations of types that are known of one function
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,7 +38,6 @@ def using(
     *,
     lazy: bool = False,
     returns: Target | None = None,
-    answer: Target | None = None,
     writes: str | int | Iterable[str | int] = (),
     detach: bool | None = None,
     device: DeviceLike | None = None,
@@ -64,8 +60,6 @@ def using(
         views then, too; arrays of its caller's are the caller's own all the same.
     returns
         The framework of the results, as in `convert`. None: the caller's, see Notes.
-    answer
-        The same: another name of `returns`.
     writes
         Names of parameters whose arrays the function writes to in place; read-only ones are refused. Of a function
         without a signature, as many built-in ones are, names of keywords, and numbers of positional arguments.
@@ -94,7 +88,7 @@ def using(
     Raises
     ------
     TypeError
-        If both `returns` and `answer` are given, `writes` names no parameter, `to` is no framework, as where the
+        If `writes` names no parameter, `to` is no framework, as where the
         decorator is written without parentheses, or `grad` is combined with what it excludes: `lazy`, `returns`,
         `writes`, `device`, `stream`, ``detach=True``, coroutines and generators.
     ConversionError
@@ -145,9 +139,6 @@ def using(
     """
     if not isinstance(to, str | ModuleType | type):
         raise TypeError(f'using takes a framework, as in @dlx.using("torch"), found {safe_repr(to)}')
-    if returns is not None and answer is not None:
-        raise TypeError("using: say returns= or answer=, which is another name of it, not both")
-
     check_flags(lazy=lazy, grad=grad, detach=detach is not None and detach)
 
     def request() -> Request:
@@ -160,7 +151,7 @@ def using(
     if grad:
         excluded = {
             "lazy": lazy,
-            "returns": returns or answer,
+            "returns": returns,
             "writes": names,
             "detach": detach,
             "device": device is not None,
@@ -176,7 +167,7 @@ def using(
             function,
             to,
             request,
-            returns if answer is None else answer,
+            returns,
             names,
             lazy=lazy,
             detach=detach,
@@ -211,116 +202,7 @@ def _differentiable(function: Any, spec: FunctionSpec) -> Any:
 def _wrapper(function: Any, spec: FunctionSpec) -> Any:
     """Return a function of the same kind."""
     if inspect.iscoroutinefunction(function):
-
-        async def awaiting(*args: Any, **options: Any) -> Any:
-            call = Invocation(spec, args, options)
-            with call:
-                result = await call.work.stepped(function(*call.args, **call.options))
-            with call.work.step():
-                return call.returned(result)
-
-        return awaiting
+        return wrap_coroutine(function, spec)
     if inspect.isasyncgenfunction(function):
-
-        async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
-            call = Invocation(spec, args, options)
-            with call:
-                inner = function(*call.args, **call.options)
-                step: Any = functools.partial(inner.asend, None)
-                try:
-                    while True:
-                        try:
-                            result = await call.work.stepped(step())
-                        except StopAsyncIteration:
-                            return
-                        with call.work.step():
-                            call.write_back()
-                            made = [call.returned(result)]
-                        try:
-                            sent = yield made.pop()  # keep no reference to it
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:
-                            step = functools.partial(inner.athrow, error)
-                        else:
-                            step = functools.partial(inner.asend, call.inward(sent))
-                finally:
-                    await call.work.stepped(inner.aclose())
-
-        return streaming
-    if inspect.isgeneratorfunction(function):
-
-        def yielding(*args: Any, **options: Any) -> Any:
-            call = Invocation(spec, args, options)
-            with call:
-                inner = function(*call.args, **call.options)
-                step: Callable[[], Any] = lambda: next(inner)  # noqa: E731
-                try:
-                    while True:
-                        with call.work.step():
-                            try:
-                                result = step()
-                            except StopIteration as stop:
-                                return call.returned(stop.value)
-                            call.write_back()
-                            made = [call.returned(result)]
-                        try:
-                            sent = yield made.pop()  # keep no reference to it
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:
-                            step = functools.partial(inner.throw, error)
-                        else:
-                            step = functools.partial(inner.send, call.inward(sent))
-                finally:
-                    with call.work.step():
-                        inner.close()
-
-        return yielding
-
-    known: dict[Any, Specialization] = {}
-
-    def calling(*args: Any, **options: Any) -> Any:
-        values: tuple[Any, ...] = args
-        key: Any
-        if options:
-            values = (*args, *options.values())
-            names = options if spec.writes else ()  # they say what is written to
-            key = (len(args), *names, *map(id, map(type, values)))
-        elif len(args) == 1:
-            key = id(type(args[0]))
-        else:
-            key = tuple(map(id, map(type, args)))
-        simple = known.get(key)
-        if simple is not None and simple.generation == registry.generation:
-            if simple.is_idle:
-                return function(*args, **options) if options else function(*args)
-            passed = simple.inward(values, options)
-            if passed is not None:
-                try:
-                    if options:
-                        n = len(args)
-                        result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
-                    else:
-                        result = function(*passed)
-                finally:
-                    for i, source in simple.written:
-                        mark_written(source, values[i])
-                answer = simple.outward(result, values, passed)
-                if answer is NotImplemented:
-                    return Invocation(spec, args, options, simple.shared(values, passed)).returned(result)
-                return answer
-            call = Invocation(spec, args, options)
-        else:
-            call = Invocation(spec, args, options)
-            made = specialized(call, values)
-            if made is not None:
-                if len(known) >= MAX_KNOWN:
-                    known.clear()
-                known[key] = made
-        with call.work.step():
-            with call:
-                result = function(*call.args, **call.options)
-            return call.returned(result)
-
-    return calling
+        return wrap_async_generator(function, spec)
+    return (wrap_generator if inspect.isgeneratorfunction(function) else wrap_function)(function, spec)

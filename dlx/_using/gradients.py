@@ -28,6 +28,7 @@ from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
+from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx.adapter.base import Adapter
@@ -59,16 +60,31 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
         If an argument or a result cannot be converted.
     """
     request = spec.request()
-    target = request.target
-    failures = Failures(target.name, located=spec.parameter)
-    kept, values = args[: spec.skipped], (args[spec.skipped :], options)
-    tree = Tree(values, TUPLE, failures)
-    outside = [i for i, array in enumerate(tree.arrays) if not is_inside(array, tree.sources[i], target)]
-    callers = {
-        source.name: source for source, array in zip(tree.sources, tree.arrays, strict=True) if tracked(source, array)
-    }
-    if not callers.keys() - {target.source.name}:
+    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, located=spec.parameter))
+    caller = _recording(tree, request.target)
+    if caller is None:
         return NotImplemented
+    call = RecordedCall(spec, function, request, tree, caller, args[: spec.skipped])
+    like = None if spec.result_like is None else _Declared(spec, caller, call.result, args, options)
+    try:
+        return call.record([tree.arrays[i] for i in call.operands], like)
+    finally:
+        if like is not None:
+            like.forget()
+
+
+def _recording(tree: Tree, target: Framework) -> Adapter | None:
+    """Return the framework that records arguments and gets their gradients; None if only the function's does, or none.
+
+    Raises
+    ------
+    ConversionError
+        If several record, or gradients cannot be had.
+    """
+    pairs = zip(tree.sources, tree.arrays, strict=True)
+    callers = {source.name: source for source, array in pairs if tracked(source, array)}
+    if not callers.keys() - {target.source.name}:
+        return None
     if len(callers) > 1:
         raise ConversionError(
             f"{' and '.join(sorted(callers))} both record what becomes of their arguments",
@@ -76,43 +92,65 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
             fix="Pass arrays of one of them, and detach the others.",
         )
     ((name, caller),) = callers.items()
-    inner = target.adapter.gradients
-    outer = caller.gradients
+    inner, outer = target.adapter.gradients, caller.gradients
     if outer is None or outer.record is None:
         raise _lacking(f"{name} takes no gradients from functions of other frameworks", target.name)
     if inner is None or inner.vjp is None:
         raise _lacking(f"{target.name} computes no gradients for other frameworks", target.name)
-    operands = [i for i in outside if tree.sources[i] is caller]
-    constants = [i for i in outside if tree.sources[i] is not caller]
-    passed = list(tree.arrays)
-    for i in constants:
-        passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
-    for i in operands:
-        passed[i] = None
-    arrays = [tree.arrays[i] for i in operands]
-    located = [spec.parameter(tree.path(i)) for i in operands]
-    values, result = _without_arrays(tree, values, target.name), _Result(name)
-
-    def flat(*arrays: Any) -> list[Any]:
-        parts = [*passed]
-        for i in () if target.adapter.arrays.immutable else constants:  # each call its own, which it may write to
-            parts[i] = FAST_PATH(passed[i], cast("Target", target.adapter.name), copy=True)
-        for i, array in zip(operands, arrays, strict=True):
-            parts[i] = array
-        positional, named = Tree(values, TUPLE, failures).rebuild(parts, target.name)
-        return result.taken(function(*kept, *positional, **named), target.name)
-
-    like = None if spec.result_like is None else _Declared(spec, caller, result, args, options)
-    operation = DifferentiableFunction(flat, request, inner, caller, located, like)
-    try:
-        return result.rebuilt(outer.record(operation, arrays))
-    finally:
-        if like is not None:
-            like.forget()
+    return caller
 
 
 def _lacking(reason: str, target: str) -> ConversionError:
     return ConversionError(reason, target=target, fix="Say dlx.using(..., detach=True) to do without them.")
+
+
+class RecordedCall:
+    """A call as a step that its caller's framework records: flat, with that framework's arrays as operands.
+
+    It outlives the call, and keeps no operand.
+
+    Parameters
+    ----------
+    spec, function, request
+        The function, and the options of the way in.
+    tree, caller
+        The arguments but `kept`, which are passed as they are, and the adapter that records some of them.
+
+    Attributes
+    ----------
+    operands, result
+        Numbers of the arrays that the caller's framework gives, and the containers of the result.
+    """
+
+    def __init__(
+        self, spec: FunctionSpec, function: Any, request: Request, tree: Tree, caller: Adapter, kept: tuple[Any, ...]
+    ) -> None:
+        self._function, self._request, self._caller, self._kept = function, request, caller, kept
+        self._failures, self.result, arrays = tree.failures, _Result(caller.name), tree.arrays
+        outside = [i for i, array in enumerate(arrays) if not is_inside(array, tree.sources[i], request.target)]
+        self.operands = [i for i in outside if tree.sources[i] is caller]
+        self._located = [spec.parameter(tree.path(i)) for i in self.operands]
+        self._constants = [i for i in outside if tree.sources[i] is not caller]
+        self._parts = _filled(arrays, self.operands, [None] * len(self.operands))
+        for i in self._constants:  # they may change meanwhile
+            self._parts[i] = _moved(arrays[i], request, spec.parameter(tree.path(i)), copy=True)
+        self._values = _without_arrays(tree, next(tree.nodes())[0], request.target.name)
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Return the arrays of the function's result for operands of its framework."""
+        target = self._request.target
+        parts = _filled(self._parts, self.operands, arrays)
+        for i in () if target.adapter.arrays.immutable else self._constants:  # each call its own, which it may write to
+            parts[i] = FAST_PATH(parts[i], cast("Target", target.adapter.name), copy=True)
+        positional, named = Tree(self._values, TUPLE, self._failures).rebuild(parts, target.name)
+        return self.result.taken(self._function(*self._kept, *positional, **named), target.name)
+
+    def record(self, arrays: Sequence[Any], like: Like | None) -> Any:
+        """Have the caller's framework record the call with operands; return the result for the caller."""
+        inner, outer = self._request.target.adapter.gradients, self._caller.gradients
+        assert inner is not None and outer is not None and outer.record is not None
+        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._located, like)
+        return self.result.rebuilt(outer.record(operation, arrays))
 
 
 class _Declared:

@@ -58,6 +58,13 @@ def keys_of(path: Path) -> tuple[Any, ...]:
     return tuple(reversed(steps))
 
 
+def is_fixed(handler: Container, path: Path) -> bool:
+    """Return whether a container, and all that it is in, never change, so that an address means the same for good."""
+    while path is not None and not handler.mutable:
+        path, handler, _ = path
+    return not handler.mutable
+
+
 class Options:
     """The options of a call, and what is known of types under them; shared by calls with the same options.
 
@@ -71,9 +78,16 @@ class Options:
         ``convert(obj, what, options, path)`` converts an array, or a whole container; `what` is its adapter or handler.
     to
         The target of the fast path if no other option is set, else None.
+    flags
+        The options that the fast path is given, as bits.
+
+    Attributes
+    ----------
+    is_tracing
+        `Adapter.is_tracing` of the target.
     """
 
-    __slots__ = ("collect", "convert", "make", "request", "strict", "to")
+    __slots__ = ("collect", "convert", "flags", "is_tracing", "make", "request", "strict", "to")
 
     def __init__(
         self,
@@ -83,7 +97,9 @@ class Options:
         to: Any = None,
         strict: bool = False,
         collect: bool = False,
+        flags: int = 0,
     ) -> None:
+        self.flags, self.is_tracing = flags, request.target.adapter.is_tracing
         self.request, self.make, self.convert = request, make, convert
         self.to, self.strict, self.collect = to, strict, collect
 
@@ -113,12 +129,15 @@ class Scope:
         Address of a result -> name; None until it is needed.
     root
         The outermost view, weakly, after an element of it was read.
+    owned
+        Name -> weak reference to the result of an object that is wrapped anew on each access; None if there is none. It
+        holds for objects that stay where they are, see `is_fixed`.
     """
 
-    __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "root")
+    __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "owned", "root")
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, owned: dict[Any, Any] | None = None) -> None:
+        self.options, self.owned = options, owned
         self.known: dict[Any, Any] = {}
         self.root: Any = None
         self.moved: dict[Any, Moved] = {}
@@ -146,6 +165,8 @@ class Scope:
             name = name_of(obj, handler)
             with self.lock():
                 new = self._again(name, obj)
+                if new is None and self.owned and is_fixed(handler, path):
+                    new = self.owned.get(name, lambda: None)()
                 if new is not None:
                     return new
                 what = lookup.look(obj, options.strict).part
@@ -153,7 +174,7 @@ class Scope:
                     return obj
                 if isinstance(what, Container):
                     return self._entered(name, obj, what, inner)
-                if options.to is not None:
+                if options.to is not None and not options.flags:
                     new = FAST_PATH(obj, options.to)
                 else:
                     new = options.convert(obj, what, options, inner)
@@ -393,14 +414,19 @@ class View(Shown):
     def _begin(self) -> None:
         """Register the view with its scope, when its first element is read."""
         if self._me is None:
-            self._me = ref(self)
-            scope, options = self._scope, self._scope.options
-            self._is_tracing = options.request.target.adapter.is_tracing
-            if self._path is None:
-                scope.root = self._me
-            if options.to is not None and self._handler.elements != "fresh":
-                also = scope.known, scope.moved, self._handler.identity, self._me, self._path is not None
-                self._fast = (FAST_PATH, options.to, scope, *also)
+            me = self._me = ref(self)
+            scope, handler, path = self._scope, self._handler, self._path
+            options = scope.options
+            self._is_tracing = options.is_tracing
+            if path is None:
+                scope.root = me
+            if options.to is not None and handler.elements != "fresh":
+                known, moved = scope.known, scope.moved
+                owned = scope.owned if scope.owned and is_fixed(handler, path) else None
+                is_inner, flags = path is not None, options.flags
+                self._fast = (
+                    FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
+                )  # fmt: skip
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a key, converted now if it is not cached."""

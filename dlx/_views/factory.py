@@ -21,7 +21,7 @@ from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, Sl
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
 
-__all__ = ["RecordView", "lazy_view", "plain_view"]
+__all__ = ["RecordView", "ViewMaker", "lazy_view", "plain_view", "view_maker"]
 
 
 class RecordView(View):
@@ -140,31 +140,64 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
         raise
 
 
-# Target -> (the registry's generation, options of a call without any other option, {address of a type, Python's own or
-# one that an adapter lists: the type, its handler, what makes its view}).
-_plain: dict[Any, tuple[int, Options, dict[int, tuple[type, Any, Callable[..., Any]]]]] = {}
+class ViewMaker:
+    """Makes lazy views with the same options.
+
+    Attributes
+    ----------
+    options
+        The options.
+    generation
+        That of the registry when they were made.
+    listed
+        Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
+    """
+
+    __slots__ = ("generation", "listed", "options")
+
+    def __init__(self, options: Options, generation: int) -> None:
+        self.options, self.generation = options, generation
+        self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
+            id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()
+        }
+
+    def view(self, obj: Any, owned: dict[Any, Any] | None = None) -> Any:
+        """Return a view; None if there is none. `owned`: as in `Scope`."""
+        kind, scope = type(obj), Scope(self.options, owned)
+        found = self.listed.get(id(kind))
+        if found is not None:
+            return found[2](obj, found[1], scope, None)
+        handler = lookup.kind(kind).handler
+        new = None if handler is None else make(obj, handler, scope, None)
+        if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
+            self.listed[id(kind)] = kind, handler, partial(_made, type(new))
+        return new
+
+
+_plain: dict[Any, ViewMaker] = {}  # by target, of calls without any other option
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
     """Return a view, of a class if one is given, for a target that was used before without options; else None."""
     try:
-        known = _plain.get(to)
+        maker = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    if known is None or known[0] != registry.generation:
+    if maker is None or maker.generation != registry.generation:
         return None
-    _, options, listed = known
-    kind = type(obj)
-    found = listed.get(id(kind)) if view is None else None
+    found = maker.listed.get(id(type(obj))) if view is None else None
     if found is not None:
-        return found[2](obj, found[1], Scope(options), None)
-    handler = lookup.kind(kind).handler
-    if view is not None:
-        return None if handler is None else view(obj, handler, Scope(options), None)
-    new = None if handler is None else make(obj, handler, Scope(options), None)
-    if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
-        listed[id(kind)] = kind, handler, partial(_made, type(new))
-    return new
+        return found[2](obj, found[1], Scope(maker.options), None)
+    if view is None:
+        return maker.view(obj)
+    handler = lookup.kind(type(obj)).handler
+    return None if handler is None else view(obj, handler, Scope(maker.options), None)
+
+
+def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
+    """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
+    generation = registry.generation
+    return ViewMaker(Options(request, make, _convert, to, flags=flags), generation)
 
 
 def lazy_view(
@@ -175,6 +208,7 @@ def lazy_view(
     strict: bool,
     collect: bool,
     known: Iterable[tuple[Any, Any]] = (),
+    owned: dict[Any, Any] | None = None,
     view: Any = None,
 ) -> Any:
     """Return a lazy view of a container; what cannot be viewed is converted now.
@@ -189,6 +223,8 @@ def lazy_view(
         The target as the caller passed it, if no other option is set; else None.
     known
         Objects and their results, which may be the objects themselves; kept weakly.
+    owned
+        As `Scope.owned`.
     view
         Class of the view; None: that of the container's type.
     """
@@ -196,9 +232,8 @@ def lazy_view(
     assert handler is not None
     options = Options(request, make, _convert, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
-        exact = {id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()}
-        _plain[to] = (generation, options, exact)
-    scope = Scope(options)
+        _plain[to] = ViewMaker(options, generation)
+    scope = Scope(options, owned)
     for old, new in known:
         scope.know(id(old), old, new)
     found = (view or make)(obj, handler, scope, None)

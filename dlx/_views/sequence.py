@@ -65,17 +65,15 @@ class SequenceView(KeyedView, Sequence[T]):
     def _plain(self, elements: Iterable[Any]) -> Any:
         return tuple(elements) if self._is_tuple() else list(elements)
 
-    def __len__(self) -> int:
-        return len(self._source)
-
     def _children(self) -> Any:
         return () if self._handler.elements == "fresh" else self._source
 
     # ---- iteration --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[T]:
+    def _iterate(self) -> Iterator[T]:
+        """Return an iterator over the results, if elements are not read by a getter."""
         elements = self._handler.elements
-        if elements == "fresh" or (elements == "same_as" and self._getter is None):
+        if elements == "fresh" or elements == "same_as":
             return self._counted()
         self._begin()
         return self._results()

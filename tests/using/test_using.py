@@ -61,14 +61,6 @@ def test_returns_names_the_framework(np, torch):
         assert type(make()) is kind and type(make(np.ones(1), torch.ones(1))) is kind
 
 
-def test_an_option_that_is_called_answer_too(np, torch):
-    """`answer=` is another name of `returns=`; both at once are a mistake."""
-    made = dlx.using("torch", answer="numpy")(lambda *args: torch.ones(1))
-    assert type(made()) is type(made(torch.ones(1))) is np.ndarray
-    with pytest.raises(TypeError, match="returns= or answer="):
-        dlx.using("torch", returns="numpy", answer="numpy")
-
-
 def test_generic_producers_and_callers_without_arrays_get_what_the_function_made(np, torch, double):
     """What cannot take arrays is no framework for results."""
 

@@ -224,7 +224,7 @@ def test_c_and_python_know_an_element_by_one_name(np, told):
     """Whatever a container says an element is known by: no two of these names are equal, and none is an address."""
     element, known, slots, identity = np.ones(2), {}, {}, lambda child: told
     dlx.convert(element, to="dlx")  # finds the route
-    fast = (dlx.convert, "dlx", types.SimpleNamespace(back=None), known, {}, identity, None, False)
+    fast = (dlx.convert, "dlx", types.SimpleNamespace(back=None), known, {}, identity, None, False, None, 0)
     assert native.convert_slot(slots, fast, 0, element) is slots[0][1]
     name = name_of(element, types.SimpleNamespace(identity=identity))
     assert known == {name: 0} and [type(each) for each in known] == [type(name)]

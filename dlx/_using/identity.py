@@ -1,0 +1,173 @@
+"""The caller's own objects: what is known by them when the function returns what it was passed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Set
+from typing import Any
+from weakref import ref
+
+from dlx._engine.failures import Failures
+from dlx._engine.planner import is_inside
+from dlx._engine.tree import Tree
+from dlx._protocols.arrow import Column
+from dlx._registry import lookup
+from dlx._registry.lookup import Kind
+from dlx._registry.target import Target
+from dlx._support.reflect import derives
+from dlx._using.function_spec import Place
+from dlx._views.base import name_of
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+
+__all__ = ["CallTree", "Identity", "wrapping"]
+
+WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
+
+
+class CallTree(Tree):
+    """A flattened argument or result. What holds arrays of the function's own framework, such as a model, is kept."""
+
+    def __init__(
+        self,
+        root: Any,
+        handler: Container,
+        failures: Failures,
+        package: str,
+        whole: tuple[Any, ...] = (),
+        *,
+        strict: bool | None = False,
+    ) -> None:
+        self._package, self._whole = package, whole  # arguments that were passed unchanged are not flattened
+        super().__init__(root, handler, failures, strict=strict)
+
+    def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
+        return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
+
+    def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
+        refusal = kind.refusal
+        if any(obj is each for each in self._whole) or refusal is None or self._package in refusal.frameworks:
+            return lookup.look(obj, None, kind).adapter
+        return super()._look(obj, kind, number, i)
+
+
+class Identity:
+    """The arrays and containers that were passed to a function, and the caller's own object for each.
+
+    Parameters
+    ----------
+    kept
+        Arguments that were passed as they are.
+    target
+        The function's framework. If it wraps an array anew on each access, an array is known by what it wraps.
+
+    Attributes
+    ----------
+    recorded
+        Where an argument is that the function's framework records for gradients; None if there is none.
+    """
+
+    def __init__(self, kept: tuple[Any, ...], target: Target) -> None:
+        self.kept = kept
+        self.recorded: Place | None = None
+        self._arrays: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in kept}
+        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, its keys and children
+        self._source, self._wrapping = target.source, wrapping(target)
+        self._named: dict[Any, Any] | None = None
+
+    def add(self, passed: Any, own: Any) -> None:
+        """Record what was passed for an array."""
+        self._arrays[id(passed)] = passed, own
+        self._named = None
+
+    def add_container(self, passed: Any, own: Any, keys: Any, children: list[Any]) -> None:
+        """Record what was passed for a container, with the caller's keys and children."""
+        known = self._containers.get(id(passed))
+        own = known[1] if known is not None and known[0] is passed else own  # a view represents its source
+        self._containers[id(passed)] = passed, own, keys, children
+
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Give (what was passed, the caller's own) of all arrays."""
+        yield from self._arrays.values()
+
+    def owned(self, known: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return `Scope.owned` for some arrays that were passed, and the caller's own."""
+        owned: dict[Any, Any] = {}
+        for passed, own in known:
+            if self._wrapping is not None and lookup.look(passed).part is self._source:
+                with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+                    owned[name_of(passed, self._wrapping)] = ref(own)
+        return owned
+
+    def is_trivial(self) -> bool:
+        """Return whether the function got the caller's own arguments, no containers among them."""
+        return not self._containers and all(passed is own for passed, own in self._arrays.values())
+
+    def passed(self, array: Any) -> Any:
+        """Return what was passed that an array of a result is, or another wrapper of; None if there is none."""
+        found = self._arrays.get(id(array))
+        if found is not None and found[0] is array:
+            return array
+        if self._wrapping is None or lookup.look(array).part is not self._source:
+            return None
+        if self._named is None:
+            pairs = [passed for passed, _ in self._arrays.values() if lookup.look(passed).part is self._source]
+            self._named = {name_of(each, self._wrapping): each for each in pairs}
+        return self._named.get(name_of(array, self._wrapping))
+
+    def own(self, array: Any) -> Any:
+        """Return the caller's own array for one that was passed; of a column, whose caller has the table, itself."""
+        passed = self.passed(array)
+        own = array if passed is None else self._arrays[id(passed)][1]
+        return array if type(own) is Column else own
+
+    def stays(self, array: Any, target: Target | None) -> bool:
+        """Return whether an array was passed and is not converted; `target`: what ``returns=`` names."""
+        passed = self.passed(array)
+        if passed is None or target is None:
+            return passed is not None
+        own = self._arrays[id(passed)][1]
+        what = lookup.look(own).part
+        return not isinstance(what, Adapter) or is_inside(own, what, target)
+
+    def is_own(self, made: Any, container: Any) -> bool:
+        """Return whether an object is the caller's own for a container that was passed."""
+        passed, own, _, _ = self._containers.get(id(container), (None, None, None, []))
+        return passed is container and own is made
+
+    def has_container(self, container: Any) -> bool:
+        """Return whether a container was passed."""
+        return id(container) in self._containers
+
+    def own_container(self, target: Target | None, container: Any, keys: Any, children: list[Any]) -> Any:
+        """Return the caller's own container for one that was passed, if it holds the caller's own children; else None.
+
+        Parameters
+        ----------
+        target
+            As in `stays`.
+        container, keys, children
+            What the function returned, and the results of what it holds.
+        """
+        passed, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
+        if passed is not container or len(old) != len(children):
+            return None
+        if derives(type(container), Set):  # unordered
+            return own if {id(child) for child in children} == {id(child) for child in old} else None
+        if any(self.passed(child) is not None and not self.stays(child, target) for child in children):
+            return None
+        same = keys is None or all(map(_is_key, keys, old_keys or ()))
+        return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
+
+
+def wrapping(target: Target) -> Any:
+    """Return a container of a framework that wraps the same array anew on each access; None if there is none."""
+    source = target.source
+    return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)
+
+
+def _is_key(one: Any, other: Any) -> bool:
+    """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
+    return one is other or (
+        type(one) is type(other) and lookup.kind(type(one)).verdict == "plain" and bool(one == other)
+    )

@@ -1,0 +1,152 @@
+"""The way in: arguments of a call, and what a generator is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlx._api.describe import describe
+from dlx._engine.batch import Batch, not_writable
+from dlx._engine.failures import Failures
+from dlx._engine.planner import is_inside
+from dlx._engine.request import Request
+from dlx._protocols.arrow import Column
+from dlx._registry import lookup
+from dlx._registry.lookup import TUPLE
+from dlx._support.reflect import type_name
+from dlx._using.function_spec import FunctionSpec, Place, tracked
+from dlx._using.identity import CallTree, Identity
+from dlx._using.stream_context import Work
+from dlx._using.write_back import Writes
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+from dlx.errors import ConversionError, DlxError
+
+__all__ = ["Inputs"]
+
+Located = Callable[[tuple[Any, ...]], Place]
+
+
+class Inputs:
+    """Converts what the function of one call is passed, and records it in an `Identity`."""
+
+    def __init__(self, spec: FunctionSpec, request: Request, identity: Identity) -> None:
+        self._spec, self._request, self._identity = spec, request, identity
+        self.work, self.writes = Work(request.target, request.stream), Writes(request.target)
+        self.seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
+        self._declared: set[int] = set()  # addresses of arrays that are written to, wherever they appear
+        self._last: tuple[CallTree, Batch] | None = None  # of the arguments, to be undone
+
+    def convert_arguments(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Return the arguments for the function."""
+        values, located = (args, options), self._spec.parameter
+        failures = Failures(self._request.target.name, located=located)
+        tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package)
+        self._declared, buffers = self._spec.written(tree)
+        for at, buffer in buffers:
+            if describe(buffer).readonly:
+                failures.add(self._not_writable(buffer), at)
+        batch = self._batch(tree, located)
+        self._last = tree, batch
+        return self._registered(tree, batch, located, (values, *values))
+
+    def convert_sent(self, value: Any) -> Any:
+        """Return for a generator what its caller has sent."""
+        what = lookup.look(value).part
+        if what is None:
+            return value
+        root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
+        located = lambda path: ("", path if root is value else path[1:])  # noqa: E731
+        failures = Failures(self._request.target.name, located=located)
+        tree = CallTree(root, handler, failures, self._request.target.adapter.package)
+        made = self._registered(tree, self._batch(tree, located), located, () if root is value else (root,))
+        return made if root is value else made[0]
+
+    def undo(self, error: BaseException) -> None:
+        """Give back what was converted: the call fails."""
+        last, self._last = self._last, None
+        if last is not None:
+            last[0].forget()
+            last[1].undo(error)
+
+    def keep(self) -> None:
+        """Nothing is undone any more."""
+        self._last = None
+
+    # ---- one tree ---------------------------------------------------------------------------------------------------
+
+    def _is_kept(self, array: Any, source: Adapter) -> bool:
+        """Return whether an array is passed unchanged, with its graph; `detach` applies to all others."""
+        return self._request.device is None and is_inside(array, source, self._request.target)
+
+    def _batch(self, tree: CallTree, located: Located) -> Batch:
+        """Return the conversion of the arrays of a tree; what must not be passed is added to its failures."""
+        request, failures = self._request, tree.failures
+        pairs = list(zip(tree.arrays, tree.sources, strict=True))
+        some = [i for i, pair in enumerate(pairs) if not self._is_kept(*pair)]
+        if self._spec.detach is None:
+            self._look_for_graphs(tree, some, located)
+        for i, (array, _) in enumerate(pairs):
+            if id(array) in self._declared and i not in some and describe(array).readonly:
+                failures.add(self._not_writable(array), tree.path(i))
+        to = self._spec.to if request.device is None and request.stream is None else None
+        arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
+        batch = Batch(request, arrays, sources, lambda n: tree.path(some[n]), failures, to)
+        batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
+        return batch
+
+    def _look_for_graphs(self, tree: CallTree, some: list[int], located: Located) -> None:
+        """Refuse arrays that lose their graph; note where one is that keeps it."""
+        for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
+            if not tracked(source, array):
+                continue
+            if i in some:
+                tree.failures.add(_untold(source, array, self._request.target.adapter), tree.path(i))
+            if is_inside(array, source, self._request.target):
+                self._identity.recorded = self._identity.recorded or located(tree.path(i))
+
+    def _registered(self, tree: CallTree, batch: Batch, located: Located, skipped: tuple[Any, ...]) -> Any:
+        """Convert a tree, and register what was passed for what; `skipped`: containers that are not the caller's."""
+        self.work.look(zip(tree.sources, tree.arrays, strict=True))
+        with self.work.on_streams():
+            converted = iter(enumerate(batch.run()))
+        results: list[Any] = []
+        columns: dict[int, Any] = {}  # of tables: address -> what was passed
+        for i, (old, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
+            new, on_host, declared = old, False, id(old) in self._declared
+            if not self._is_kept(old, source):
+                n, new = next(converted)
+                on_host = batch.on_host(n)
+                if batch.copied(n):  # no write to a copy may be lost
+                    new = self.writes.copied(old, new, located(tree.path(i)), declared=declared)
+            results.append(new)
+            self._identity.add(new, old)
+            self.seen.append((source, old, on_host))
+            if type(old) is Column:
+                columns[id(old)] = new
+            if declared:
+                self.writes.declared(source, old)
+        if self.writes:
+            for i, (old, new) in enumerate(zip(tree.arrays, results, strict=True)):
+                self.writes.shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
+        before = tree.containers()
+        made = tree.rebuild(results, self._request.target.name)
+        for (own, keys, parts, _), (*_, new) in zip(before, tree.containers(), strict=True):
+            if all(own is not each for each in skipped):
+                self._identity.add_container(new, own, keys, [columns.get(id(part), part) for part in parts])
+        return made
+
+    def _not_writable(self, array: Any) -> DlxError:
+        return not_writable().complete(source=type_name(type(array)), target=self._request.target.name)
+
+
+def _untold(source: Adapter, array: Any, target: Adapter) -> ConversionError:
+    """Return the error for an array that is tracked, if the function does not say what becomes of its gradients."""
+    outer, inner = source.gradients, target.gradients
+    both = outer is not None and outer.record is not None and inner is not None and inner.vjp is not None
+    computed = "grad=True) to have them computed, or dlx.using(..., " if both else ""
+    return ConversionError(
+        f"{source.name} records what becomes of it, and its gradients would be lost",
+        source=type_name(type(array)),
+        fix=f"Say dlx.using(..., {computed}detach=True) to do without.",
+    )

@@ -1,0 +1,150 @@
+"""The plan of the calls of one function: what `native.call_converted` needs to make them without Python.
+
+It converts arguments that share memory, calls the function and converts the result. What needs more, such as a copy of
+an argument, a device or an unusual container, is left to `Invocation` before anything is converted; a result that needs
+more is left to `Outputs`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from dlx._engine.fast_path import other_kind
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._registry import lookup
+from dlx._registry.registry import registry
+from dlx._support.reflect import is_key
+from dlx._using.function_spec import FunctionSpec
+from dlx._using.identity import Identity, wrapping
+from dlx._using.outputs import Caller, Outputs, Views, fast_name
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+from dlx.errors import DlxError
+from dlx.typing import READONLY
+
+__all__ = ["MAX_KNOWN", "plan_of"]
+
+_PLAIN: dict[Any, Any] = {kind: other_kind(kind)["parts"][1] for kind in (list, dict)}
+MAX_KNOWN = 64  # types whose kinds are kept of one function
+
+
+def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
+    """Return the plan of a function's calls, see c_src/call/arguments.c; None if all are made by `Invocation`."""
+    try:
+        request = spec.request()
+        results = None if spec.returns is None else fast_name(registry.target(spec.returns))
+    except DlxError:  # which the call raises
+        return None
+    if request.device is not None or request.stream is not None or results is NotImplemented:
+        return None
+    wrapper = wrapping(request.target)
+    kinds, views = _Kinds(spec, request), Views(spec, request)
+    return (
+        function,
+        FAST_PATH,
+        spec.to,
+        kinds.known,
+        kinds.learn,
+        spec.skipped,
+        results,
+        READONLY.index(request.readonly),
+        request.detach,
+        views.makers if spec.lazy else None,
+        views.make,
+        None if wrapper is None else wrapper.identity,
+        functools.partial(_finish, spec, request),
+        functools.partial(_locate, spec),
+        spec,
+    )
+
+
+class _Kinds:
+    """How the arguments and results of a function are treated, by their types."""
+
+    def __init__(self, spec: FunctionSpec, request: Request) -> None:
+        self._spec, self._target, self._generation = spec, request.target, registry.generation
+        self.known: dict[type, Any] = {}
+
+    def learn(self, kind: type) -> Any:
+        """Return the kind of a type, and keep it unless an adapter was loaded meanwhile."""
+        try:
+            found = self._find(kind)
+        except (DlxError, MemoryError):
+            raise
+        except Exception:  # a class that raises when it is looked at
+            found = False
+        if registry.generation != self._generation:
+            return False
+        if is_key(kind):
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[kind] = found
+        return found
+
+    def _find(self, kind: type) -> Any:
+        known = lookup.kind(kind)
+        what, refused = known.part, known.refusal
+        if isinstance(what, Adapter):
+            return self._of_array(kind, what)
+        if known.verdict == "plain":
+            return None
+        if refused is not None:  # by name, unless it holds arrays of the function's framework, as a model does
+            return ... if self._target.adapter.package in refused.frameworks else False
+        if isinstance(what, Container) and what.holds == self._target.name and what.falls_to is not None:
+            flatten = what.flatten if what.identity is None else functools.partial(_children, what)
+            return flatten, _PLAIN[what.falls_to], True, True
+        found = other_kind(kind)
+        return {"passes": None, "looks": ..., "rule": found.get("parts")}.get(found["what"], False)
+
+    def _of_array(self, kind: type, adapter: Adapter) -> Any:
+        is_inside = adapter is self._target.source
+        if is_inside and self._target.kind not in (None, kind):
+            return False
+        target = None if is_inside else registry.ready(adapter)
+        is_tracked = None
+        if adapter.gradients is not None and self._spec.detach is None and (is_inside or not _is_guarded(adapter)):
+            is_tracked = adapter.gradients.is_tracked
+        is_committed = None if adapter.placement is None else adapter.placement.is_committed
+        return adapter, is_inside, None if target is None else fast_name(target), is_tracked, is_committed
+
+
+def _is_guarded(source: Adapter) -> bool:
+    """Return whether the fast path exports no array that is recorded: by a guard, or since those have another type."""
+    guards = source.fast_path.guards if source.fast_path is not None else ()
+    by_type = source.gradients is not None and source.gradients.by_type
+    return by_type or any(each.blocker is not None and each.blocker.needs == "detach" for each in guards)
+
+
+def _children(handler: Container, obj: Any) -> tuple[Any, list[Any]]:
+    """Return the keys and children of a container, all wrappers of one array as the first of them."""
+    keys, children = handler.flatten(obj)
+    assert handler.identity is not None
+    names = list(map(handler.identity, children))
+    if len(set(names)) < len(names):
+        first: dict[Any, Any] = {}
+        pairs = zip(names, children, strict=True)
+        children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
+    return keys, children
+
+
+def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: list[Any], result: Any) -> Any:
+    """Convert a result the complete way; `pairs`: (what was passed, the caller's own, whether it is a container)."""
+    identity, seen = Identity(args[: spec.skipped], request.target), []
+    for passed, own, is_container in pairs:
+        what = lookup.look(own).part
+        if is_container:
+            assert isinstance(what, Container)
+            identity.add_container(passed, own, *what.flatten(own))
+        else:
+            identity.add(passed, own)
+            if isinstance(what, Adapter):
+                seen.append((what, own, True))
+    return Outputs(spec, request, identity, Caller.of(spec, request.target, seen)).returned(result)
+
+
+def _locate(spec: FunctionSpec, error: Exception, is_result: bool) -> None:
+    """Say in an error which parameter it is about, or that it is about the result, by its path in what was walked."""
+    if isinstance(error, DlxError) and error.path:
+        error.root, error.path = ("result", error.path[1:]) if is_result else spec.parameter(error.path)

@@ -1,0 +1,165 @@
+"""What `using` returns for each kind of function."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from dlx._core import native
+from dlx._engine.executor import mark_written
+from dlx._engine.seam import FAST_PATH
+from dlx._registry import lookup
+from dlx._registry.generic import BUFFER
+from dlx._registry.plugin import TRACING
+from dlx._registry.registry import registry
+from dlx._support.imports import when_imported
+from dlx._using.call import Invocation
+from dlx._using.function_spec import FunctionSpec
+from dlx._using.plan import plan_of
+from dlx.adapter.base import Adapter
+
+__all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
+
+
+def wrap_function(function: Any, spec: FunctionSpec) -> Any:
+    """Return a plain function that converts, by its plan if that is enough."""
+    known: tuple[Any, Any] = None, None  # generation of the registry, plan
+
+    def calling(*args: Any, **options: Any) -> Any:
+        nonlocal known
+        generation, plan = known
+        if generation != registry.generation:
+            generation = registry.generation
+            plan = plan_of(spec, function)
+            known = generation, plan
+        if plan is not None:
+            make = _call_writing if spec.writes else native.call_converted
+            result = make(plan, args, options)
+            if result is not plan:
+                return result
+        call = Invocation(spec, args, options)
+        with call.work.step():
+            with call:
+                result = function(*call.args, **call.options)
+            return call.returned(result)
+
+    return calling
+
+
+def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Stand for `native.call_converted` in a graph: tensors of the compiler's framework need no conversion."""
+    passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
+    stays = all(isinstance(each, passes) for each in (*args, *options.values()))
+    return plan[0](*args, **options) if stays else plan
+
+
+def _substitute(dynamo: Any) -> None:
+    """Have the compiler trace `_call_traced` if it comes upon a call in C."""
+    with contextlib.suppress(AttributeError):  # a test's stand-in for torch
+        dynamo.substitute_in_graph(native.call_converted, skip_signature_check=True)(_call_traced)
+
+
+when_imported(f"{TRACING[0]}._dynamo", _substitute)
+
+
+def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Make a call of a function that writes: as `native.call_converted`, if all that it writes to is writable."""
+    spec, written = plan[-1], []
+    values = [value for i, value in enumerate(args) if spec.is_written(i)]
+    values += [value for name, value in options.items() if spec.is_option_written(name)]
+    for value in values:
+        what = lookup.look(value).part
+        if isinstance(what, Adapter):
+            tensor = FAST_PATH._borrow(value, "dlx", True)
+            if tensor is None or tensor.readonly:
+                return plan
+            written.append((what, value))
+        elif what is not None or lookup.adapter_of(value) is BUFFER:
+            return plan
+    result = None
+    try:
+        result = native.call_converted(plan, args, options)
+    finally:
+        if result is not plan:
+            for source, array in written:
+                mark_written(source, array)
+    return result
+
+
+def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
+    """Return a coroutine function that converts."""
+
+    async def awaiting(*args: Any, **options: Any) -> Any:
+        call = Invocation(spec, args, options)
+        with call:
+            result = await call.work.stepped(function(*call.args, **call.options))
+        with call.work.step():
+            return call.returned(result)
+
+    return awaiting
+
+
+def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
+    """Return an asynchronous generator function that converts."""
+
+    async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        call = Invocation(spec, args, options)
+        with call:
+            inner = function(*call.args, **call.options)
+            step: Any = functools.partial(inner.asend, None)
+            try:
+                while True:
+                    try:
+                        result = await call.work.stepped(step())
+                    except StopAsyncIteration:
+                        return
+                    with call.work.step():
+                        call.write_back()
+                        made = [call.returned(result)]
+                    try:
+                        sent = yield made.pop()  # keep no reference to it
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = functools.partial(inner.athrow, error)
+                    else:
+                        step = functools.partial(inner.asend, call.sent(sent))
+            finally:
+                await call.work.stepped(inner.aclose())
+
+    return streaming
+
+
+def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
+    """Return a generator function that converts."""
+
+    def yielding(*args: Any, **options: Any) -> Any:
+        call = Invocation(spec, args, options)
+        with call:
+            inner = function(*call.args, **call.options)
+            step: Callable[[], Any] = functools.partial(next, inner)
+            try:
+                while True:
+                    with call.work.step():
+                        try:
+                            result = step()
+                        except StopIteration as stop:
+                            return call.returned(stop.value)
+                        call.write_back()
+                        made = [call.returned(result)]
+                    try:
+                        sent = yield made.pop()  # keep no reference to it
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = functools.partial(inner.throw, error)
+                    else:
+                        step = functools.partial(inner.send, call.sent(sent))
+            finally:
+                with call.work.step():
+                    inner.close()
+
+    return yielding
