@@ -168,6 +168,5 @@ def wrapping(target: Target) -> Any:
 
 def _is_key(one: Any, other: Any) -> bool:
     """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
-    return one is other or (
-        type(one) is type(other) and lookup.kind(type(one)).verdict == "plain" and bool(one == other)
-    )
+    is_plain = type(one) is type(other) and lookup.kind(type(one)).verdict == "plain"
+    return one is other or (is_plain and bool(one == other))

@@ -478,30 +478,17 @@ def test_adapters_that_are_loaded_later_are_asked(monkeypatch):
 
 
 def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
-<<<<<<< HEAD
-    """What was found of the types before it was there is not kept."""
-    run, kind_of = dlx.using("torch")(lambda x: x + 1), lookup.kind
-
-    def loading(kind):
-        monkeypatch.setattr(fast_path, "lookup", lookup)
-=======
     """What was found of the types before it was there is not kept, nor used."""
-    what_is = plan.what_is
+    kind_of = lookup.kind
 
     def loading(kind):
-        monkeypatch.setattr(plan, "what_is", what_is)
->>>>>>> core-using
+        monkeypatch.setattr(plan, "lookup", lookup)
         registry._forget()
         return kind_of(kind)
 
     again = dlx.using("torch")(lambda x: x + 1)
-<<<<<<< HEAD
-    invocations.clear()
-    parts = {name: getattr(lookup, name) for name in lookup.__all__} | {"ASKED": lookup.ASKED, "kind": loading}
-    monkeypatch.setattr(fast_path, "lookup", SimpleNamespace(**parts))
-=======
-    monkeypatch.setattr(plan, "what_is", loading)
->>>>>>> core-using
+    parts = {name: getattr(lookup, name) for name in lookup.__all__} | {"kind": loading}
+    monkeypatch.setattr(plan, "lookup", SimpleNamespace(**parts))
     for _ in range(3):
         assert type(again(np.ones(2))) is np.ndarray
     assert len(invocations) == 1
