@@ -186,8 +186,8 @@ def declared(np, monkeypatch):
         flatten=lambda obj: (["a"], [np.asarray(obj)]),
         unflatten=lambda obj, keys, children, new_empty: dict(zip(keys, children, strict=True)),
     )
-    known = registry.container
-    monkeypatch.setattr(registry, "container", lambda kind: container if kind is Declared else known(kind))
+    known = registry.declared_handler
+    monkeypatch.setattr(registry, "declared_handler", lambda kind: container if kind is Declared else known(kind))
     return np.arange(3.0).view(Declared)
 
 
