@@ -12,12 +12,12 @@ from project import ROOT
 import dlx.adapter
 from dlx._registry.plugin import FRAMEWORKS, install_of
 from dlx._registry.registry import Registry, registry
-from dlx.adapter import Adapter, Blocker, Capabilities, Container, Devices, DTypes, FastPath, Guard
+from dlx.adapter import Adapter, Blocker, Capabilities, Container, Description, Devices, DTypes, FastPath, Guard
 
 PARTS = [
     kind
-    for kind in vars(dlx.adapter).values()
-    if dataclasses.is_dataclass(kind) and kind.__name__ in dlx.adapter.__all__
+    for name, kind in vars(dlx.adapter).items()
+    if dataclasses.is_dataclass(kind) and name in dlx.adapter.__all__ and kind is not dlx.adapter.Stream
 ]
 
 
@@ -27,6 +27,8 @@ def members(kind):
         return [field.name for field in dataclasses.fields(kind)]
     if kind in (DTypes, Devices):
         return list(inspect.signature(kind).parameters)
+    if kind is Description:
+        return list(kind._fields)
     return [name for name in {**inspect.get_annotations(kind), **vars(kind)} if not name.startswith("_")]
 
 
@@ -42,10 +44,10 @@ def test_no_part_has_more_than_14_fields(kind):
 
 
 def test_the_contract_does_not_grow():
-    """What was 100 in the six classes that every author meets, and 133 in all."""
+    """The six classes that every author meets had 100 members; all of them, 135."""
     six = (Adapter, FastPath, Capabilities, Container, Guard, Blocker)
     assert sum(len(members(kind)) for kind in six) <= 70
-    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, *PARTS)) <= 115
+    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 115
 
 
 def test_the_hook_s_page_is_one_screen():
