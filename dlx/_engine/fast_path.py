@@ -230,7 +230,7 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
     by_adapter = {} if given.exchange is None else {"table": given.exchange()}
     return by_adapter | {
         "what": "converts",
-        "depends_on": (*_asked(given), "__dlx_tree__", *_TABLES),
+        "depends_on": (*_asked(given), "__dlx_tree__", *(_TABLES if given.exchange is None else ())),
         "still": None if is_own_table or kind in map(look_up, given.types) else given.subclasses,
         "managed": given.managed,
         "is_own_table": True if is_own_table else None,
