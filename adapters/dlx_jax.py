@@ -132,6 +132,9 @@ class _Devices(Devices):
 
     def host(self, number: int) -> Any:
         """Return the host device of a number; the first one where there is none of it."""
+        preferred = self.preferred()  # mostly that one, and found sooner
+        if preferred.platform == "cpu" and preferred.local_hardware_id == number:
+            return preferred
         devices = sys.modules["jax"].local_devices(backend="cpu")
         return next((each for each in devices if each.local_hardware_id == number), devices[0])
 

@@ -184,12 +184,6 @@ void py_map_clear(_Atomic(py_map*)* place) {
   give_up();
 }
 
-void py_map_free(_Atomic(py_map*)* place) {
-  py_map* map = atomic_exchange(place, NULL);
-  for (size_t i = 0; map && i <= map->mask; i++) Py_XDECREF(py_word_object(map->at[i].word));
-  PyMem_Free(map);
-}
-
 int py_map_visit(const _Atomic(py_map*)* place, visitproc visit, void* arg) {
   const py_map* map = atomic_load_explicit(place, memory_order_relaxed);
   for (size_t i = 0; map && i <= map->mask; i++) {

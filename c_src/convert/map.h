@@ -46,9 +46,6 @@ int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word);
 /* Forget everything. GIL: needed; may run Python. A pending exception is kept. */
 void py_map_clear(_Atomic(py_map*)* place);
 
-/* The same of a map that no thread reads. */
-void py_map_free(_Atomic(py_map*)* place);
-
 int py_map_visit(const _Atomic(py_map*)* place, visitproc visit, void* arg);
 
 /* What a thread finds in maps between these two stays, also where another thread replaces it. They

@@ -264,7 +264,7 @@ static int target_traverse(PyObject* self, visitproc visit, void* arg) {
 /* Nothing uses a target that the collector clears: the table holds those in use. */
 static int target_clear(PyObject* self) {
   py_target* t = TARGET(self);
-  py_map_free(&t->pairs);
+  py_map_clear(&t->pairs);
   py_switches_free(&t->states);
   py_kind_clear(&t->kind);
   Py_CLEAR(t->key);

@@ -22,7 +22,7 @@ typedef struct dlx_thread_state {
   atomic_int_least64_t count;        /* of live managed tensors: made here less released here */
   int depth;                         /* releases inside releases, see core/managed.c */
   DLManagedTensorVersioned* waiting; /* what is released after those */
-  _Atomic(uint64_t) since; /* when it began to read routes, see python/route.c; 0 = it reads none */
+  _Atomic(uint64_t) since; /* when it began to read maps, see convert/map.c; 0 = it reads none */
   int nested;              /* how often it did so */
   atomic_int entering;     /* whether it is taking the GIL, see base/gil.c */
   char message[400];       /* of the CUDA driver's last failure, see cuda/driver.c */

@@ -94,13 +94,13 @@ def learn(kind: type, to: Any) -> None:
         if type(to).__hash__ is not str.__hash__ or type(to).__eq__ is not str.__eq__:
             return  # it may equal anything
         to = sys.intern(str.__str__(to))
-    target = None if to is NotImplemented else native.target_of(to) or _target(registry.target(to))
     source = native.source_of(kind) or _known(kind)
     if source is None:
         return
-    if target is None:
+    if to is NotImplemented:
         native.source_add(source, _like(kind, source.adapter))
     else:
+        target = native.target_of(to) or _target(registry.target(to))
         native.source_add(source)
         native.pair_add(to, source, target, _pair(kind, source, target), _is_at_root(kind, source))
 
@@ -129,8 +129,11 @@ def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:
     """Return what ``like=`` an array of an exact type means; False for the Python path."""
     if not isinstance(adapter, Adapter) or not _takes_fast_path(adapter, kind):
         return False
-    consumer = registry.ready(adapter)
-    if consumer is None or consumer is not registry.target(adapter.name):
+    try:
+        consumer = registry.ready(adapter)
+        if consumer is None or consumer is not registry.target(adapter.name):
+            return False
+    except DlxError:  # Python says what it is
         return False
     place = None if adapter.placement is None else functools.partial(_stays_on_host, adapter)
     return sys.intern(adapter.name), place
@@ -263,7 +266,7 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
     by_adapter = {} if given.exchange is None else {"table": given.exchange()}
     return by_adapter | {
         "what": "converts",
-        "depends_on": (*_asked(given), "__dlx_tree__", *_TABLES),
+        "depends_on": (*_asked(given), "__dlx_tree__", *(_TABLES if given.exchange is None else ())),
         "still": None if is_own_table or kind in map(look_up, given.types) else given.subclasses,
         "managed": given.owner == "managed",
         "is_own_table": True if is_own_table else None,
