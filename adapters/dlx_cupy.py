@@ -16,7 +16,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,7 +25,6 @@ from dlx.adapter import (
     ArrayInfo,
     Blocker,
     Capabilities,
-    Container,
     Description,
     Device,
     Devices,
@@ -37,36 +36,13 @@ from dlx.adapter import (
     Stream,
     StreamSupport,
     Tensor,
+    file_handler,
     look_up,
     offer,
     over_memory,
     type_name,
 )
 from dlx.errors import DeviceError, DTypeError, StreamError
-
-
-class NpzFile(Mapping[str, Any]):
-    """What cupy.load gives for an .npz file, as a mapping: an array is read, and moved, when it is asked for."""
-
-    def __init__(self, npz: Any) -> None:
-        self.npz: Any = npz.npz if isinstance(npz, NpzFile) else npz
-
-    def __getitem__(self, name: str) -> Any:
-        return self.npz[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.npz.npz_file.files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.npz.npz_file.files)
-
-    def __len__(self) -> int:
-        return len(self.npz.npz_file.files)
-
-
-def _flatten_file(npz: Any) -> tuple[list[str], list[Any]]:
-    file = NpzFile(npz)
-    return list(file), list(file.values())
 
 
 class _DTypes(DTypes):
@@ -188,14 +164,7 @@ class CupyAdapter(Adapter):
     fast_path = FastPath(types=types, owner=Owner("data", address="ptr"))
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
     containers = (
-        Container(
-            types=("cupy._io.npz.NpzFile",),
-            kind="mapping",
-            flatten=_flatten_file,
-            elements="fresh",
-            falls_to=dict,
-            live=NpzFile,
-        ),
+        file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, name: npz[name]),
     )
 
     # ---- as a producer ----------------------------------------------------------------------------------------------

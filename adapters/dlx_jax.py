@@ -55,6 +55,7 @@ from dlx.adapter import (
     look_up,
     offer,
     over_memory,
+    tensor_info,
     type_name,
     unmarked,
 )
@@ -280,15 +281,6 @@ def _is_ready(obj: Any) -> bool:
     return any(map(operator.call, (obj.is_deleted, obj.is_ready)))
 
 
-_type_name = functools.cache(type_name)  # of jax's own class, which lives as long as jax
-
-
-def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    """Return the description of an array of the host of which there is a tensor: less is asked of it."""
-    exact: Any = type(obj)
-    return ArrayInfo.of_tensor(tensor, framework, _type_name(exact), ("__dlpack__",))
-
-
 def _detached(obj: Any) -> Any:
     return sys.modules["jax"].lax.stop_gradient(obj)
 
@@ -311,7 +303,7 @@ class JaxAdapter(Adapter):
         types=("jaxlib._jax.ArrayImpl",),
         exchange=_exchange,
         export=_export,
-        describe=_exported_info,
+        describe=tensor_info("__dlpack__"),
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _imported)

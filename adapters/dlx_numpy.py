@@ -34,6 +34,7 @@ from dlx.adapter import (
     Tensor,
     WriteTracking,
     consumed,
+    file_handler,
     offer,
     over_memory,
     type_name,
@@ -182,69 +183,14 @@ class _Numpy(Adapter):
 # ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
 
 
-def _flatten_npz(npz: Any) -> tuple[list[str], list[Any]]:
-    """Read every member, each once."""
-    return list(npz.files), [npz[name] for name in npz.files]
-
-
-def _flatten_group(group: Any) -> tuple[list[str], list[Any]]:
-    names = list(group)
-    return names, [group[name] for name in names]
-
-
-class SafeTensors(Mapping[str, Any]):
-    """What safetensors.safe_open gives, as a mapping: a tensor is read when it is asked for."""
-
-    def __init__(self, file: Any) -> None:
-        self.file: Any = file.file if isinstance(file, SafeTensors) else file
-        self.names = dict.fromkeys(self.file.keys())
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.names:
-            raise KeyError(name)
-        return self.file.get_tensor(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-
-def _flatten_safe(file: Any) -> tuple[list[str], list[Any]]:
-    tensors = SafeTensors(file)
-    return list(tensors), list(tensors.values())
-
-
-# Each access reads the file again. The result is always a dict, which holds what was read.
 _FILES = (
-    Container(
-        types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
-        kind="mapping",
-        flatten=_flatten_npz,
-        elements="fresh",
-        falls_to=dict,
-    ),
-    Container(
-        types=("h5py.Group",),  # h5py.File is one
-        kind="mapping",
-        flatten=_flatten_group,
-        elements="fresh",
-        identity=lambda child: getattr(child, "id", None),  # the same for every name of one object in the file
-        falls_to=dict,
+    file_handler("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
+    # h5py.File is a group. The id is the same for every name of one object in the file.
+    file_handler("h5py.Group", identity=lambda child: getattr(child, "id", None)),
+    file_handler(
+        "safetensors.safe_open", names=lambda file: file.keys(), read=lambda file, name: file.get_tensor(name)
     ),
     Container(types=("h5py.Dataset",), kind="wrapper", flatten=lambda dataset: (None, [dataset[()]])),
-    Container(
-        types=("safetensors.safe_open",),
-        kind="mapping",
-        flatten=_flatten_safe,
-        elements="fresh",
-        falls_to=dict,
-        live=SafeTensors,
-    ),
 )
 
 
@@ -272,8 +218,10 @@ def _exchange() -> Any:
 
 def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass exports its memory as numpy does, and its class says nothing of the elements."""
-    np = sys.modules["numpy"]
-    return kind.__dlpack__ is np.ndarray.__dlpack__ and not any(hasattr(kind, name) for name, *_ in _MEANINGS)
+    for name in _MEANT:  # a loop: it is asked whenever the class has changed
+        if hasattr(kind, name):
+            return False
+    return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 
 def _export_extension(obj: Any) -> Tensor | None:
@@ -319,6 +267,7 @@ _MEANINGS = (
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )
+_MEANT = tuple(name for name, *_ in _MEANINGS)
 
 
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:

@@ -23,11 +23,10 @@ from dlx.adapter import (
     FastPath,
     Tensor,
     offer,
+    tensor_info,
     type_name,
 )
 from dlx.errors import DlxError, DTypeError, LayoutError
-
-_PROTOCOLS = ("__arrow_c_stream__",)
 
 
 def _is_long(dtype: Any) -> bool:
@@ -49,8 +48,7 @@ def _shared(series: Any) -> Tensor | None:
     return cast("Tensor", dlx.convert(values, to="dlx", copy=False))
 
 
-def _info(framework: str, series: Any, tensor: Tensor) -> ArrayInfo:
-    return ArrayInfo.of_tensor(tensor, framework, type(series), _PROTOCOLS)
+_info = tensor_info("__arrow_c_stream__")
 
 
 _OBJECTS = "Call numpy.array(list(x)) first, or dlx.stack(x, to=...) if they are arrays of one shape."

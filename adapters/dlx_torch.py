@@ -53,6 +53,7 @@ from dlx.adapter import (
     StreamSupport,
     Tensor,
     WriteTracking,
+    flatten_mapping,
     keeping,
     look_up,
     offer,
@@ -92,11 +93,6 @@ def _fields(packed: Any) -> tuple[list[str], list[Any]]:
     return list(packed._fields), list(packed)
 
 
-def _mapping_items(mapping: Any) -> tuple[list[Any], list[Any]]:
-    keys = list(mapping.keys())  # iterating a TensorDict gives its batches
-    return keys, [mapping[key] for key in keys]
-
-
 def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
     """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
     torch = sys.modules["torch"]
@@ -122,7 +118,7 @@ _CONTAINERS = (
     Container(
         types=("tensordict.TensorDictBase",),
         kind="mapping",
-        flatten=_mapping_items,
+        flatten=flatten_mapping,
         unflatten=_unflatten_tensordict,
         holds="torch",
         falls_to=dict,
@@ -145,7 +141,7 @@ _CONTAINERS = (
     Container(
         types=("torch.nn.ParameterDict",),
         kind="mapping",
-        flatten=_mapping_items,
+        flatten=flatten_mapping,
         unflatten=_unflatten_parameters,
         holds="torch",
         falls_to=dict,

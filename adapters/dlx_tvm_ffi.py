@@ -46,6 +46,7 @@ from dlx.adapter import (
     StreamSupport,
     Tensor,
     offer,
+    tensor_info,
     type_name,
 )
 from dlx.errors import DTypeError
@@ -201,12 +202,7 @@ def _reads_tensors(tvm_ffi: Any) -> bool:
     return True
 
 
-_type_name = functools.cache(type_name)  # of tvm_ffi's own class, which lives as long as tvm_ffi
-
-
-def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    exact: Any = type(obj)
-    return ArrayInfo.of_tensor(tensor, framework, _type_name(exact), ("__dlpack__",))
+_describe = tensor_info("__dlpack__")
 
 
 class TvmFfiAdapter(Adapter):
@@ -217,7 +213,7 @@ class TvmFfiAdapter(Adapter):
     types = ("tvm_ffi.Tensor",)
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, owner="managed", describe=_exported_info)
+    fast_path = FastPath(types=types, exchange=_exchange, owner="managed", describe=_describe)
     streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
     containers = (
         _handler("Array", "sequence", mutable=False),
@@ -247,7 +243,7 @@ class TvmFfiAdapter(Adapter):
             blocker = Blocker(because, "Convert the tensor that has it now.")
             return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
         tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
-        return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
+        return Description(functools.partial(_describe, self.name, obj, tensor), (), tensor)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dlx.adapter import Adapter, Container, offer
+from dlx.adapter import Adapter, Container, flatten_mapping, offer
 
 
 def _unwrapped(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
@@ -23,11 +23,6 @@ def _unwrapped(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     except (TypeError, ValueError, NotImplementedError):  # xarray calls numpy.asarray of what it does not know
         return data
     return held if held.data is data else data
-
-
-def _flatten_dataset(obj: Any) -> tuple[list[Any], list[Any]]:
-    names = list(obj.data_vars)
-    return names, [obj[name] for name in names]
 
 
 def _unflatten_dataset(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
@@ -50,7 +45,7 @@ class XarrayAdapter(Adapter):
         Container(
             types=("xarray.Dataset",),
             kind="mapping",
-            flatten=_flatten_dataset,
+            flatten=flatten_mapping,
             unflatten=_unflatten_dataset,
             elements="fresh",
             falls_to=dict,

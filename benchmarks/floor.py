@@ -44,7 +44,7 @@ def build():
 
 def table(kind):
     """Return the exchange table that the fast path uses of a type, in its capsule."""
-    facts = registry.knows(kind).fast_path
+    facts = registry.owner(kind).fast_path
     return facts.exchange() if facts.exchange is not None else kind.__dlpack_c_exchange_api__
 
 
@@ -53,7 +53,7 @@ def floor_of(module, kind, target):
     take = None if target is dlx.Tensor else table(target)
     if kind is dlx.Tensor:
         return module.make(table(kind), take, (), None, (), None)
-    source = registry.knows(kind)
+    source = registry.owner(kind)
     facts, guards = source.fast_path, []
     quick, answered = (facts.guard_function and facts.guard_function()) or (None, frozenset())
     for guard in routes._guards(facts, kind, answered):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dlx._core.types import Device, DType
     from dlx._engine.plan import Plan
     from dlx._engine.trace import Trace, trace
-    from dlx._registry.registry import adapters
+    from dlx._registry.listing import adapters
     from dlx._using.decorator import using
     from dlx.adapter.hookspecs import hookimpl
     from dlx.typing import SupportsDLPack
@@ -89,7 +89,7 @@ _MODULES = {
     "shares_memory": "_api.shares_memory",
     "array_namespace": "_api.array_namespace",
     "open": "_api.open",  # this and typing are not in __all__: `from dlx import *` would hide Python's own
-    "adapters": "_registry.registry",
+    "adapters": "_registry.listing",
     "using": "_using.decorator",
     "trace": "_engine.trace",
     "Trace": "_engine.trace",

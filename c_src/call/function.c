@@ -4,7 +4,6 @@
 
 #include "function.h"
 #include "convert/pairs.h"
-#include "options.h"
 
 #include <structmember.h>
 

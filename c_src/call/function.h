@@ -12,6 +12,17 @@ int py_function_init(PyObject* module);
 
 extern PyMethodDef py_arguments_functions[];
 
+/* ---- call/options.c -------------------------------------------------------------------------- */
+
+/* Read the target and the options of a call. `*like` is an example that the call gives in place of
+ * a target, or NULL. Owns: borrowed from the arguments. GIL: needed; may run Python. Errors: 0 =
+ * only Python understands them, unless an exception is set. */
+int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject* names,
+                    PyObject** like);
+
+/* Make the words of calls. GIL: needed. Errors: -1 with an exception. */
+int py_options_init(PyObject* module);
+
 /* ---- call/overlap.c -------------------------------------------------------------------------- */
 
 /* Its method `_overlap`. Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an

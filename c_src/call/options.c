@@ -1,6 +1,6 @@
 /* The options that the fast path understands; calls with any other go to Python. */
 
-#include "options.h"
+#include "function.h"
 
 #include <stdatomic.h>
 

@@ -61,7 +61,7 @@ typedef struct {
   py_visitor* visitor; /* of a tree; or NULL */
 } py_call;
 
-/* ---- call/answers.c -------------------------------------------------------------------------- */
+/* ---- convert/answers.c ----------------------------------------------------------------------- */
 
 /* A producer is called once. Where its answer is not taken, or its method raised, that is left to
  * the Python path of the same call: {address: (obj, what it gave or None, what it raised or None)}.

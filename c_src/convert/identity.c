@@ -72,7 +72,7 @@ static PyObject* stay(py_source* s, py_target* t, PyObject* obj, unsigned option
   if (options & DLX_NAMES_DEVICE && t->place) return NULL;
   if (options & DLX_COPIES)
     return options & DLX_DETACHES || !may_copy(s, t, obj) ? NULL : Py_NewRef(obj);
-  if (reads || (options & DLX_HOST_ONLY && !s->is_host_only)) {
+  if (reads || (options & DLX_HOST_ONLY && !s->traits.host_only)) {
     int can_ask =
         s->kind.type == &py_tensor_type || (s->table && s->table->dltensor_from_py_object_no_sync);
     if (!can_ask || !py_is_on_host(s, obj)) return NULL;

@@ -26,10 +26,26 @@ static unsigned assign_tag(PyTypeObject* type) {
 /* A class whose bases are replaced has another order, of other classes. */
 static uintptr_t mark_of(PyTypeObject* type) {
   uintptr_t mark = 0;
-  PyObject* order = type->tp_mro;
+#ifdef Py_GIL_DISABLED /* another thread may replace it */
+  PyObject* order = PyObject_GetAttrString((PyObject*)type, "__mro__");
+#else
+  PyObject* order = Py_XNewRef(type->tp_mro);
+#endif
   for (Py_ssize_t i = 0; order && i < PyTuple_GET_SIZE(order); i++)
     mark = mark * 31 + ((uintptr_t)PyTuple_GET_ITEM(order, i) >> 4);
+  Py_XDECREF(order);
   return mark;
+}
+
+/* An attribute of a class, or NULL; no code of a metaclass runs where there is a GIL. Owns: new
+ * reference. Errors: -1 with an exception. */
+static int look_up(PyTypeObject* type, PyObject* name, PyObject** out) {
+#ifdef Py_GIL_DISABLED /* the other look-up borrows */
+  return py_optional((PyObject*)type, name, out);
+#else
+  *out = Py_XNewRef(_PyType_Lookup(type, name));
+  return 0;
+#endif
 }
 
 /* What stands for the value of an attribute, so that it can be compared later. A function may hold
@@ -74,8 +90,7 @@ int py_kind_note(py_kind* k, PyTypeObject* type) {
   unsigned tag = assign_tag(type);
   for (Py_ssize_t i = 0; i < n; i++) {
     PyObject *value, *noted = NULL;
-    if (py_optional((PyObject*)type, PyTuple_GET_ITEM(k->names, i), &value) >= 0)
-      noted = note_fact(value);
+    if (look_up(type, PyTuple_GET_ITEM(k->names, i), &value) >= 0) noted = note_fact(value);
     if (noted == NULL) return -1;
     PyTuple_SET_ITEM(k->facts, i, noted);
   }
@@ -88,7 +103,7 @@ static int is_same_class(const py_kind* k, PyTypeObject* type) {
   if (mark_of(type) != k->bases) return 0;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(k->facts); i++) {
     PyObject* value;
-    if (py_optional((PyObject*)type, PyTuple_GET_ITEM(k->names, i), &value) < 0) return 0;
+    if (look_up(type, PyTuple_GET_ITEM(k->names, i), &value) < 0) return 0;
     int same = is_fact(PyTuple_GET_ITEM(k->facts, i), value);
     Py_XDECREF(value);
     if (!same) return 0;
@@ -115,11 +130,6 @@ int py_kind_compare(py_kind* k, PyTypeObject* type) {
   if (PyErr_Occurred() || !is_same_class(k, type)) return py_error_forget(), 0;
   atomic_store_explicit(&k->tag, tag, memory_order_relaxed);
   return 1;
-}
-
-int py_kind_is_gone(const py_kind* k, PyObject** held) {
-  *held = k->alive ? py_weak_get(k->alive) : NULL;
-  return k->alive && *held == NULL;
 }
 
 int py_kind_visit(py_kind* k, visitproc visit, void* arg) {

@@ -28,10 +28,6 @@ int py_kind_note(py_kind* k, PyTypeObject* type);
  * = learn it again, perhaps with an exception that ends the call. */
 int py_kind_compare(py_kind* k, PyTypeObject* type);
 
-/* Whether the type may be gone. Owns: *held is a new reference or NULL, to be released without a
- * lock. */
-int py_kind_is_gone(const py_kind* k, PyObject** held);
-
 /* What the collector sees, and gives up. */
 int py_kind_visit(py_kind* k, visitproc visit, void* arg);
 void py_kind_clear(py_kind* k);

@@ -138,62 +138,39 @@ static py_entry* entry_of(py_map* map, const void* key) {
   return &map->at[i & map->mask];
 }
 
-/* Copy what is still of use into a map with room for one more. Owns: the caller owns the result,
- * which has the references of `old`; types are held in `held` meanwhile. GIL: needed, the lock
- * held. Errors: NULL without memory. */
-static py_map* widen(py_map* old, const py_kind* (*kind_of)(PyObject*), PyObject** held) {
-  size_t room = old ? old->mask + 1 : 0, kept = 0, wanted = 16;
-  uint8_t* is_kept = PyMem_Calloc(room + 1, 1);
-  for (size_t i = 0; is_kept && i < room; i++) {
-    uintptr_t word = old->at[i].word;
-    const py_kind* k = word && kind_of ? kind_of(py_word_object(word)) : NULL;
-    is_kept[i] = word && !(k && py_kind_is_gone(k, &held[i]));
-    kept += is_kept[i];
-  }
-  while (wanted < (kept + 1) * 3) wanted *= 2;
-  py_map* map = is_kept ? PyMem_Calloc(1, sizeof *map + wanted * sizeof(py_entry)) : NULL;
-  if (map) map->mask = wanted - 1;
-  for (size_t i = 0; map && i < room; i++) {
-    if (!is_kept[i]) {
-      if (old->at[i].word) leave(py_word_object(old->at[i].word), NULL);
-      continue;
-    }
+/* Owns: the caller owns the result, which has the references of `old`. Errors: NULL without memory.
+ */
+static py_map* widen(const py_map* old) {
+  size_t room = old ? old->mask + 1 : 0, wanted = room ? 2 * room : 16;
+  py_map* map = PyMem_Calloc(1, sizeof *map + wanted * sizeof(py_entry));
+  if (map == NULL) return NULL;
+  map->mask = wanted - 1;
+  for (size_t i = 0; i < room; i++) {
+    if (old->at[i].word == 0) continue;
     py_entry* e = entry_of(map, old->at[i].key);
     e->word = old->at[i].word;
     e->key = old->at[i].key;
     map->in_use++;
   }
-  PyMem_Free(is_kept);
   return map;
 }
 
-int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word,
-               const py_kind* (*kind_of)(PyObject*)) {
-  PyObject** held = NULL;
-  size_t n_held = 0;
+int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word) {
   lock();
-  py_map* map = atomic_load(place);
-  if (map == NULL || map->in_use * 2 > map->mask) {
-    n_held = map ? map->mask + 1 : 0;
-    held = PyMem_Calloc(n_held + 1, sizeof(PyObject*));
-    py_map* wider = held ? widen(map, kind_of, held) : NULL;
-    if (wider) {
-      atomic_store(place, wider);
-      leave(NULL, map);
-    }
-    map = wider;
+  py_map *old = atomic_load(place), *map = old;
+  if ((old == NULL || old->in_use * 2 > old->mask) && (map = widen(old)) != NULL) {
+    atomic_store(place, map);
+    leave(NULL, old);
   }
   if (map) {
     py_entry* e = entry_of(map, key);
     map->in_use += e->key == NULL;
     Py_XINCREF(py_word_object(word));
-    uintptr_t old = atomic_exchange(&e->word, word);
+    uintptr_t before = atomic_exchange(&e->word, word);
     atomic_store(&e->key, key); /* after its word: who finds the key finds that */
-    if (old) leave(py_word_object(old), NULL);
+    leave(py_word_object(before), NULL);
   }
   unlock();
-  for (size_t i = 0; held && i < n_held; i++) Py_XDECREF(held[i]);
-  PyMem_Free(held);
   give_up();
   return map ? 0 : (PyErr_NoMemory(), -1);
 }

@@ -8,7 +8,8 @@
  * and written whole. What has left a map, and a map that was replaced by a larger one, is given up
  * when no thread can be reading it any more. */
 
-#include "kind.h"
+#include "interop/interop.h"
+#include "base/threads.h"
 
 enum { DLX_WORD_BITS = 15 }; /* objects of the collector lie at multiples of 16 bytes */
 
@@ -38,10 +39,9 @@ static inline uintptr_t py_map_get(const _Atomic(py_map*)* place, const void* ke
   }
 }
 
-/* Note what is known of a key. `kind_of` gives what was learned of an object's type, or NULL. Owns:
- * holds the object. GIL: needed; may run Python. Errors: -1 with MemoryError. */
-int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word,
-               const py_kind* (*kind_of)(PyObject*));
+/* Note what is known of a key. Owns: holds the object. GIL: needed; may run Python. Errors: -1 with
+ * MemoryError. */
+int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word);
 
 /* Forget everything. GIL: needed; may run Python. A pending exception is kept. */
 void py_map_clear(_Atomic(py_map*)* place);

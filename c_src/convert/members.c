@@ -3,8 +3,6 @@
 
 #include "source.h"
 
-#include <string.h>
-
 PyObject* py_members_read(const py_member* members, PyObject* keywords, void* self) {
   Py_ssize_t at = 0, n = 0;
   PyObject *name, *value, *given = PyTuple_New(keywords ? PyDict_GET_SIZE(keywords) : 0);
@@ -37,4 +35,14 @@ int py_read_streams(PyObject* value, void* where, void* self) {
   py_stream_source* s = where;
   if (value == Py_True) return s->is_by_table = 1, 0;
   return PyArg_ParseTuple(value, "OU:stream", &s->function, &s->attribute) ? 0 : -1;
+}
+
+void py_members_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  py_pending pending = py_pending_save(); /* a call may end with an exception, and free it */
+  PyObject_GC_UnTrack(self);
+  type->tp_clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+  py_pending_restore(pending);
 }

@@ -5,12 +5,6 @@
 #include "pairs.h"
 #include "streams.h"
 
-void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out) {
-  *out = (py_offer){.made = NULL};
-  if (options & pair->target->unsupported || !py_target_holds(pair->target)) return;
-  pair->source->take(pair->source, pair->target, obj, options, out);
-}
-
 /* One array in device memory. Owns: takes `made`; the result is new. Errors: as py_convert_one. */
 static PyObject* make_on_device(const py_call* call, const py_pair* pair,
                                 DLManagedTensorVersioned* made, PyObject* obj) {
@@ -124,7 +118,8 @@ PyObject* py_target_like(py_call* call, PyObject* like) {
     call->options |= DLX_EXAMINES | DLX_HOST_ONLY;
     if (place != Py_None) call->options |= DLX_NAMES_DEVICE;
     if (stays == Py_False) call->options |= DLX_MOVABLE;
-    if (place == Py_None ? s->is_host_only || py_is_on_host(s, like) : stays && stays != Py_None)
+    if (place == Py_None ? s->traits.host_only || py_is_on_host(s, like)
+                         : stays && stays != Py_None)
       to = Py_NewRef(PyTuple_GET_ITEM(known, 0));
     Py_XDECREF(stays);
     if (PyErr_Occurred()) py_error_forget();

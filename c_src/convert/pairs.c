@@ -14,10 +14,6 @@ int py_pair_init(void) {
   return names && py_kind_init() == 0 ? 0 : -1;
 }
 
-static const py_kind* kind_of_source(PyObject* source) {
-  return &((py_source*)source)->kind;
-}
-
 /* What calls that name a target equally are looked up by: of strings the one that is interned.
  * Owns: borrowed. Errors: the target itself; NULL for what is compared by code of its own. */
 static PyObject* key_of(PyObject* to) {
@@ -100,7 +96,7 @@ py_source* py_example_of(const FastPathObject* function, PyTypeObject* type) {
 
 void py_target_forget(py_target* t) {
   if (t->key && (py_target*)py_word_object(py_map_get(&targets, t->key)) == t &&
-      py_map_set(&targets, t->key, 0, NULL) < 0)
+      py_map_set(&targets, t->key, 0) < 0)
     PyErr_Clear(); /* it is asked again at the next call */
 }
 
@@ -137,11 +133,11 @@ static PyObject* pair_add(PyObject* module, PyObject* args) {
   int is_array = what == PY_CONVERTS || what == PY_PRODUCES;
   if (is_array && (s->take == NULL || t->make == NULL)) what = PY_PYTHON;
   uintptr_t word = (uintptr_t)s | (unsigned)what | (at_root ? PY_AT_ROOT : 0u);
-  if (py_map_set(&t->pairs, s->kind.type, word, kind_of_source) < 0) return NULL;
+  if (py_map_set(&t->pairs, s->kind.type, word) < 0) return NULL;
   if ((py_target*)py_word_object(py_map_get(&targets, to)) != t) {
     if (PyUnicode_Check(to) && PyDict_SetDefault(names, to, to) == NULL) return NULL;
-    Py_XSETREF(t->key, Py_NewRef(to));
-    if (py_map_set(&targets, to, (uintptr_t)t, NULL) < 0) return NULL;
+    if (t->key == NULL) t->key = Py_NewRef(to);
+    if (py_map_set(&targets, to, (uintptr_t)t) < 0) return NULL;
   }
   return PyBool_FromLong(what == PY_STAYS || what == PY_CONVERTS || what == PY_PRODUCES);
 }
@@ -185,8 +181,10 @@ static PyObject* source_add(PyObject* module, PyObject* args) {
   py_source* s;
   PyObject* like = Py_None;
   if (!PyArg_ParseTuple(args, "O!|O:source_add", py_source_type, &s, &like)) return NULL;
-  if (like != Py_None) Py_XDECREF(atomic_exchange(&s->like, Py_NewRef(like)));
-  if (py_map_set(&sources, s->kind.type, (uintptr_t)s, kind_of_source) < 0) return NULL;
+  PyObject* unknown = NULL;
+  if (like != Py_None && !atomic_compare_exchange_strong(&s->like, &unknown, Py_NewRef(like)))
+    Py_DECREF(like); /* it is set once: threads read it without a lock */
+  if (py_map_set(&sources, s->kind.type, (uintptr_t)s) < 0) return NULL;
   Py_RETURN_NONE;
 }
 

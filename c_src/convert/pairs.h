@@ -47,10 +47,12 @@ extern PyMethodDef py_pair_functions[];
 
 int py_pair_init(void);
 
-/* ---- convert/one.c --------------------------------------------------------------------------- */
+/* ---- convert/take.c -------------------------------------------------------------------------- */
 
 /* Take an array: what can be said before is asked before. Owns, GIL, Errors: as py_take. */
 void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out);
+
+/* ---- convert/one.c --------------------------------------------------------------------------- */
 
 /* Convert one array, which is no container. What a producer answered in vain is left to the Python
  * path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL = ask Python, unless an

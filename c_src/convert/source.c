@@ -67,21 +67,6 @@ static int read_stamp(PyObject* value, void* where, void* self) {
   return 0;
 }
 
-static int read_managed(PyObject* value, void* where, void* self) {
-  if (value == Py_True) *(py_take**)where = py_take_managed;
-  return 0;
-}
-
-static int read_examined(PyObject* value, void* where, void* self) {
-  if (value == Py_True) *(py_stay**)where = py_stay_examined;
-  return 0;
-}
-
-static int read_immutable(PyObject* value, void* where, void* self) {
-  if (value == Py_True) *(uint64_t*)where = DLPACK_FLAG_BITMASK_READ_ONLY;
-  return 0;
-}
-
 #define AT(member) offsetof(py_source, member)
 
 /* What each means stands at the struct, in source.h; _source of dlx/_engine/fast_path.py gives it.
@@ -93,11 +78,11 @@ static const py_member members[] = {
     {"still", py_read_object, AT(kind.still)},
     {"stamp", read_stamp, AT(kind)},
     {"table", read_table, AT(table)},
-    {"managed", read_managed, AT(take)},
-    {"is_own_table", read_managed, AT(take)},
-    {"immutable", read_immutable, AT(flags)},
-    {"is_host_only", py_read_flag, AT(is_host_only)},
-    {"examined", read_examined, AT(within.stay)},
+    {"managed", py_read_flag, AT(traits.managed)},
+    {"is_own_table", py_read_flag, AT(traits.own_table)},
+    {"immutable", py_read_flag, AT(traits.immutable)},
+    {"is_host_only", py_read_flag, AT(traits.host_only)},
+    {"examined", py_read_flag, AT(traits.examined)},
     {"copy", py_read_object, AT(within.copy)},
     {"ready", py_read_object, AT(within.ready)},
     {"export", py_read_object, AT(export)},
@@ -123,7 +108,6 @@ static const py_member members[] = {
 static void choose(py_source* s) {
   int borrows = s->table && s->table->dltensor_from_py_object_no_sync;
   int manages = s->table && s->table->managed_tensor_from_py_object_no_sync;
-  int is_managed = s->take == py_take_managed;
   py_take* exports = s->fields.address ? py_take_attributes
                      : manages         ? py_take_managed
                      : s->export       ? py_take_exported
@@ -132,7 +116,7 @@ static void choose(py_source* s) {
     s->take = py_take_tensor;
   } else if (s->producer.names) {
     s->take = py_take_capsule;
-  } else if (borrows && !is_managed) {
+  } else if (borrows && !s->traits.managed && !s->traits.own_table) {
     int asks =
         s->owner.ask.name || s->gate.n > s->gate.n_early || s->gate.in_c || s->confirmed.wanted;
     s->take = py_take_borrowed;
@@ -140,7 +124,10 @@ static void choose(py_source* s) {
   } else {
     s->take = exports;
   }
-  if (borrows && s->flags == 0) s->look = s->table->dltensor_from_py_object_no_sync;
+  if (borrows && !s->traits.immutable && !s->traits.own_table)
+    s->look = s->table->dltensor_from_py_object_no_sync;
+  if (s->traits.immutable) s->flags = DLPACK_FLAG_BITMASK_READ_ONLY;
+  s->within.stay = s->traits.examined ? py_stay_examined : py_stay_as_it_is;
   if (s->streams.is_by_table && s->table) s->streams.table = s->table->current_work_stream;
 }
 
@@ -151,16 +138,12 @@ static PyObject* source_new(PyTypeObject* type, PyObject* args, PyObject* keywor
   if (s == NULL) return NULL;
   s->kind.type = kind;
   s->kind.n_modules = -1;
-  s->within.stay = py_stay_as_it_is;
   s->given = py_members_read(members, keywords, s);
   if (s->given == NULL || py_kind_note(&s->kind, kind) < 0) goto failed;
-  /* The table of an unlisted type itself: it promises less. */
-  int has_own = keywords && PyDict_GetItemString(keywords, "is_own_table") == Py_True;
   int is_listed = keywords && PyDict_GetItemString(keywords, "table");
   if (s->table == NULL && !is_listed && kind != &py_tensor_type) s->table = py_exchange_find(kind);
   if (PyErr_Occurred()) goto failed;
   choose(s);
-  if (has_own) s->look = NULL;
   return (PyObject*)s;
 
 failed:
@@ -188,16 +171,6 @@ static int source_clear(PyObject* self) {
   return 0;
 }
 
-static void source_dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  py_pending pending = py_pending_save(); /* a call may end with an exception, and free it */
-  PyObject_GC_UnTrack(self);
-  source_clear(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-  py_pending_restore(pending);
-}
-
 static PyMemberDef source_members[] = {
     {"what", T_OBJECT, AT(what), READONLY, NULL},
     {"adapter", T_OBJECT, AT(adapter), READONLY, NULL},
@@ -210,7 +183,7 @@ PyDoc_STRVAR(source_doc,
 
 static PyType_Slot source_slots[] = {
     {Py_tp_new, source_new},
-    {Py_tp_dealloc, source_dealloc},
+    {Py_tp_dealloc, py_members_dealloc},
     {Py_tp_traverse, source_traverse},
     {Py_tp_clear, source_clear},
     {Py_tp_members, source_members},

@@ -100,8 +100,10 @@ struct py_source {
   _Atomic(PyObject*) like; /* (target, place or None) of an example; None = ask Python; NULL = not
                               known yet; strong */
   uint64_t flags;          /* added to those of what is exported */
-  int is_host_only;        /* its adapter knows no device but the host */
-  atomic_int has_worked;   /* on a device, see streams.c */
+  struct {
+    int managed, own_table, examined, immutable, host_only;
+  } traits; /* read once, see choose; the last one: its adapter knows no device but the host */
+  atomic_int has_worked; /* on a device, see streams.c */
 };
 
 extern PyTypeObject* py_source_type;
@@ -118,6 +120,9 @@ typedef struct {
 /* Read keywords into members; None leaves one as it is. Owns: the result is the tuple of their
  * values. GIL: needed. Errors: NULL with an exception. */
 PyObject* py_members_read(const py_member* members, PyObject* keywords, void* self);
+
+/* tp_dealloc of both types. */
+void py_members_dealloc(PyObject* self);
 
 int py_read_object(PyObject* value, void* where, void* self);
 int py_read_flag(PyObject* value, void* where, void* self);

@@ -2,8 +2,14 @@
  * exchange table, its managed slot, a function of the adapter. Those by attributes and by
  * __dlpack__ have files of their own. */
 
+#include "pairs.h"
 #include "streams.h"
-#include "target.h"
+
+void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out) {
+  *out = (py_offer){.made = NULL};
+  if (options & pair->target->unsupported || !py_target_holds(pair->target)) return;
+  pair->source->take(pair->source, pair->target, obj, options, out);
+}
 
 int py_offer_checks(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
                     py_offer* out) {

@@ -272,16 +272,6 @@ static int target_clear(PyObject* self) {
   return 0;
 }
 
-static void target_dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  py_pending pending = py_pending_save(); /* a call may end with an exception, and free it */
-  PyObject_GC_UnTrack(self);
-  target_clear(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-  py_pending_restore(pending);
-}
-
 static PyMemberDef target_members[] = {
     {"consumer", T_OBJECT, AT(consumer), READONLY, NULL},
     {"stated", T_OBJECT, AT(stated), READONLY, NULL},
@@ -294,7 +284,7 @@ PyDoc_STRVAR(target_doc,
 
 static PyType_Slot target_slots[] = {
     {Py_tp_new, target_new},
-    {Py_tp_dealloc, target_dealloc},
+    {Py_tp_dealloc, py_members_dealloc},
     {Py_tp_traverse, target_traverse},
     {Py_tp_clear, target_clear},
     {Py_tp_members, target_members},

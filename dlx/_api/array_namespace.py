@@ -7,8 +7,7 @@ import importlib.util
 from typing import Any
 
 from dlx._core.public import public
-from dlx._registry.lookup import not_an_array
-from dlx._registry.registry import registry
+from dlx._registry.lookup import adapter_of, not_an_array
 from dlx._support.module import set_module
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.errors import AdapterNotFoundError, PluginError
@@ -67,7 +66,7 @@ def array_namespace(*arrays: Any) -> Any:
 
 def _namespace(array: Any) -> Any:
     """Return the namespace of one array."""
-    adapter = registry.producer(array)
+    adapter = adapter_of(array)
     if adapter is None:
         raise not_an_array(array)
     for name in adapter.namespaces:

@@ -24,7 +24,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.traced import leave_out
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
-from dlx._registry.lookup import array_of, container_of
+from dlx._registry import lookup
 from dlx._support.module import set_module
 from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
@@ -267,7 +267,7 @@ class borrow:  # noqa: N801
         if held is not None:
             held[1][0] = _EMPTY_STRUCT
             if held[3] is not None:
-                array, source = array_of(held[3])
+                array, source = lookup.source(held[3])
                 mark_written(source, array)
 
 
@@ -284,9 +284,9 @@ def _for_legacy(tensor: Tensor) -> None:
 
 def _tensor(obj: Any, **options: Any) -> Tensor:
     try:
-        if container_of(type(obj)) is None:
+        if lookup.kind(type(obj)).handler is None:
             return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
-        array, source = array_of(obj, target="dlx")  # one that stands for an array: a Series, a DataArray
+        array, source = lookup.source(obj, target="dlx")  # one that stands for an array: a Series, a DataArray
         return Batch(request_of("dlx", **options), [array], [source]).run()[0]  # type: ignore[no-any-return]
     except DlxError as error:
         error.complete(via=CONVERTED)

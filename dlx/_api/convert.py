@@ -9,7 +9,7 @@ from dlx._core.public import public
 from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
 from dlx._engine import traced as traced  # torch.compile finds it
 from dlx._engine.seam import FAST_PATH
-from dlx._registry.lookup import array_of, container_of
+from dlx._registry import lookup
 from dlx._support.late import Late
 from dlx._support.module import set_module
 from dlx._support.tracebacks import name_action
@@ -129,15 +129,16 @@ def convert(
     True
     """
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
-    handler = container_of(type(obj))
-    if handler is None:
-        return batch.Batch(request, [obj], [array_of(obj, target=request.target.name)[1]]).run()[0]
+    found = lookup.kind(type(obj))
+    if found.handler is None:
+        source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
+        return batch.Batch(request, [obj], [source]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     named = to if device is None and stream is None and not copy and not detach else None
     is_plain = named is not None and readonly == "copy" and copy is None
     if lazy:
         return views.lazy_view(obj, request, to if is_plain else None, strict=strict, collect=errors == "collect")
-    return batch.convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", to=named)
+    return batch.convert_tree(obj, found.handler, request, strict=strict, collect=errors == "collect", to=named)
 
 
 @public
@@ -202,9 +203,9 @@ def plan(
 
 
 def _plan(request: requests.Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
-    handler = container_of(type(obj))
+    handler = lookup.kind(type(obj)).handler
     if handler is None:
-        return preview.plan_one(request, *array_of(obj, target=request.target.name), probe=probe)[0]
+        return preview.plan_one(request, *lookup.source(obj, target=request.target.name), probe=probe)[0]
     return preview.plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
 
 

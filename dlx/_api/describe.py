@@ -8,7 +8,7 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.public import public
 from dlx._engine.fast_path import exported
 from dlx._engine.sources import array_info
-from dlx._registry.lookup import array_of
+from dlx._registry import lookup
 from dlx._support.module import set_module
 
 __all__ = ["describe"]
@@ -33,4 +33,4 @@ def describe(obj: Any) -> ArrayInfo:
     'bytes (uint8[3], read-only)'
     """
     known = exported(obj)
-    return array_info(*array_of(obj)) if known is None else known[1]
+    return array_info(*lookup.source(obj)) if known is None else known[1]

@@ -14,7 +14,7 @@ from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract, adapter_failed, info_of
-from dlx._registry.lookup import array_of
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import type_name
@@ -29,7 +29,7 @@ MAX_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
 
-_overlap = FAST_PATH._overlap  # answers in C what has routes, and has no gaps
+_overlap = FAST_PATH._overlap  # answers in C for arrays without gaps
 
 
 class Extent(NamedTuple):
@@ -141,7 +141,7 @@ def _same_memory(a: Device, b: Device) -> bool:
 def _extent(obj: Any) -> Extent | None:
     """Return the bytes of an array; None where it has no element, or no memory of its own."""
     request = Request(registry.target("dlx"))
-    obj, source = array_of(obj, target=request.target.name)
+    obj, source = lookup.source(obj, target=request.target.name)
     try:
         found = source.describe(obj)
         info = info_of(found.info, source, obj, found.tensor)

@@ -18,12 +18,11 @@ from dlx._engine.failures import Failures
 from dlx._engine.plan import HOST, Step
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
-from dlx._engine.seam import FAST_PATH
+from dlx._engine.seam import borrow_all
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
-from dlx._registry.array_like import not_readable
+from dlx._registry import lookup
 from dlx._registry.generic import INTERFACE, TENSOR
-from dlx._registry.lookup import array_of, unwrapped
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import foreign_error, type_name
@@ -111,7 +110,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
 
 def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return the arrays, and the key of each for errors: the columns of a frame, the values of any other mapping."""
-    inside, handler = unwrapped(arrays)
+    inside, handler = lookup.unwrap(arrays)
     if handler is not None and handler.kind == "mapping":
         try:
             keys, objs = handler.flatten(inside)
@@ -121,25 +120,21 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
             what = "the container cannot be taken apart:"
             raise foreign_error(what, error, source=type_name(type(arrays))) from error
         return objs, keys or range(len(objs))
-    if not hasattr(arrays, "__iter__") and (refused := not_readable(type(arrays))) is not None:
-        raise refused  # a model, a lazy frame
+    if not hasattr(arrays, "__iter__") and (refused := lookup.kind(type(arrays)).refusal) is not None:
+        raise refused.error(type(arrays))  # a model, a lazy frame
     objs = list(arrays)
     return objs, range(len(objs))
 
 
 def _in_c(objs: list[Any], to: str) -> Tensor | None:
     """Stack arrays of host memory that are exported at once; None where there is more to do, or something to say."""
-    target, borrow = registry.target(to), FAST_PATH._borrow
+    target = registry.target(to)
     if target.varies:
         return None
     try:
-        tensors = [] if hasattr(type(objs[0]), "__dlpack__") else _interfaces(objs)
-        for obj in objs if not tensors else ():
-            tensor = borrow(obj, "dlx", True)
-            if tensor is None:
-                return None
-            tensors.append(tensor)
-        if not tensors[0].is_host:
+        tensors = None if hasattr(type(objs[0]), "__dlpack__") else _interfaces(objs)
+        tensors = tensors or borrow_all(objs, TENSOR.name)
+        if tensors is None or not tensors[0].is_host:
             return None
         if len(tensors) == 1 < len(objs):  # they are stacked already
             return None if target.check(tensors[0]) else tensors[0]
@@ -158,7 +153,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     many bytes, these are what is stacked.
     """
     kind = type(objs[0])
-    if registry.producer(objs[0]) is not INTERFACE or any(type(obj) is not kind for obj in objs):
+    if lookup.adapter_of(objs[0]) is not INTERFACE or any(type(obj) is not kind for obj in objs):
         return []
     asked = {each: obj.__array_interface__ for each, obj in {id(obj): obj for obj in objs}.items()}
     said = [asked[id(obj)] for obj in objs]
@@ -166,7 +161,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
         data = [_bytes_as(each, first, one.nbytes) for each in said]
         if None not in data:
-            flat: Any = native.tensor_stack([FAST_PATH._borrow(each, TENSOR.name, True) for each in data])
+            flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
             shape = (len(objs), *one.shape)
             return [native.tensor_new(flat.data_ptr, shape, None, one.dtype, one.device, 0, flat)]
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], said[1:], strict=True))]
@@ -219,7 +214,7 @@ def _tensors(
     numbers = list(first.values())
     request = Request(registry.target("dlx"))
     try:
-        found = [array_of(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
+        found = [lookup.source(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
         failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
         batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)

@@ -37,47 +37,35 @@ class Transfer:
     """One array of a batch, and what is held of it from one stage to the next."""
 
     __slots__ = (
-        "before",
-        "decision",
-        "deferred",
-        "device",
-        "found",
-        "known",
-        "needs_export",
-        "obj",
-        "owned",
-        "readiness",
-        "said",
-        "source",
-        "tensor",
-        "written",
+        *("claimed", "decision", "deferred", "description", "device", "known_info", "needs_export", "obj", "readiness"),
+        *("resolution", "source", "stream_device", "tensor", "written"),
     )
 
     def __init__(self, obj: Any, source: Adapter) -> None:
         self.obj, self.source = obj, source
-        self.said: Any = None  # `Description.info`
-        self.found: Device | None = None  # `Description.device`
+        self.description: Any = None  # `Description.info`
+        self.device: Device | None = None  # `Description.device`
         self.needs_export = False
-        self.device: Device | None = None  # of device memory, whose export is passed a stream
-        self.before = self.decision = UNDECIDED  # what is done before the export, and in all
+        self.stream_device: Device | None = None  # of device memory, whose export is passed a stream
+        self.resolution = self.decision = UNDECIDED  # what is done before the export, and in all
         self.tensor: Tensor | None = None  # described or exported, not yet passed to the consumer
         self.readiness: Readiness = None  # when it is ready
-        self.owned: Tensor | None = None  # consumed from the producer
+        self.claimed: Tensor | None = None  # consumed from the producer
         self.deferred: Any = None  # the result, of what is computed later
-        self.known: ArrayInfo | None = None  # of `info`, once it was asked
+        self.known_info: ArrayInfo | None = None  # of `info`, once it was asked
         self.written = False  # whether what gets the result writes to it
 
     def info(self) -> ArrayInfo:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
-        held = self.tensor if self.tensor is not None else self.owned
-        if self.known is None or (self.known.shape is None and held is not None):
+        held = self.tensor if self.tensor is not None else self.claimed
+        if self.known_info is None or (self.known_info.shape is None and held is not None):
             try:
-                self.known = info_of(self.said, self.source, self.obj, held, self.found)
+                self.known_info = info_of(self.description, self.source, self.obj, held, self.device)
             except DlxError:
                 raise
             except Exception as error:
                 raise adapter_failed(self.source, error) from error
-        return self.known
+        return self.known_info
 
     def text(self) -> str:
         """Return the same as text, for an error: the type alone where it cannot be described."""
@@ -88,12 +76,12 @@ class Transfer:
 
     def planned(self) -> Tensor | None:
         """Return what would be exported, by description only; None where only an export could tell."""
-        obj, source, before, tensor = self.obj, self.source, self.before, self.tensor
+        obj, source, before, tensor = self.obj, self.source, self.resolution, self.tensor
         if tensor is not None:
             return marked(tensor, source) if source.arrays.immutable else tensor
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
-            return None if self.needs_export else _abstract_copy(self.info(), source, self.found)
-        said, needs_export = self.said, self.needs_export
+            return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
+        said, needs_export = self.description, self.needs_export
         try:
             if before.steps:
                 obj = resolved(obj, before.steps, source)
@@ -114,7 +102,7 @@ class Transfer:
 
         If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
         """
-        owned, self.owned = self.owned, None
+        owned, self.claimed = self.claimed, None
         restore = self.source.arrays.restore
         if owned is not None and restore is not None:
             try:
@@ -241,7 +229,7 @@ class Batch:
 
     def _traced(self, transfer: Transfer) -> tuple[Any, ...]:
         """Return what is told of one array's conversion: it is described before the array is passed on."""
-        before, tensor = transfer.before, transfer.tensor
+        before, tensor = transfer.resolution, transfer.tensor
         chosen = before if tensor is None else self.decided(transfer, tensor)
         nbytes = sum(step.nbytes for step in chosen.steps)
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
@@ -260,13 +248,15 @@ class Batch:
             self.results[i] = borrowed
         for i, transfer in self._transfers.items():
             held = transfer.tensor
-            self.results[i] = resolved(transfer.obj, transfer.before.steps, transfer.source) if held is None else held
+            self.results[i] = (
+                resolved(transfer.obj, transfer.resolution.steps, transfer.source) if held is None else held
+            )
         return self.results
 
     def copied(self, i: int) -> bool:
         """Return whether the array number `i` was copied."""
         transfer = self._transfers.get(i)
-        return transfer is not None and "copied" in (transfer.before.outcome, transfer.decision.outcome)
+        return transfer is not None and "copied" in (transfer.resolution.outcome, transfer.decision.outcome)
 
     def on_host(self, i: int) -> bool:
         """Return whether the array number `i` took the fast path, which handles host memory only."""
@@ -322,23 +312,25 @@ class Batch:
         """Decide what can be decided before any producer is called."""
         obj, source = transfer.obj, transfer.source
         try:
-            transfer.said, blockers, transfer.tensor, transfer.needs_export, transfer.found = source.describe(obj)
+            transfer.description, blockers, transfer.tensor, transfer.needs_export, transfer.device = source.describe(
+                obj
+            )
             maps = self._may_defer and source.arrays.map_chunks is not None
             later = deferred(obj, source, self.request) if maps else None
             if later is not None:
-                transfer.before, transfer.deferred = DEFERRED, later
+                transfer.resolution, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
-                transfer.before = approach(obj, source, blockers, transfer.info, self.request)
-            on_host = transfer.found == HOST if transfer.tensor is None else transfer.tensor.is_host
-            if transfer.before.outcome == "unknown" and not on_host:
+                transfer.resolution = approach(obj, source, blockers, transfer.info, self.request)
+            on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
+            if transfer.resolution.outcome == "unknown" and not on_host:
                 self._reach(transfer)
         except DlxError:
             raise
         except Exception as error:
             raise adapter_failed(source, error) from error
-        if transfer.tensor is not None and not (transfer.tensor.is_host or transfer.before.steps):
+        if transfer.tensor is not None and not (transfer.tensor.is_host or transfer.resolution.steps):
             self._gather(transfer, transfer.tensor)
-        if transfer.before.steps or transfer.before.outcome != "unknown":
+        if transfer.resolution.steps or transfer.resolution.outcome != "unknown":
             transfer.tensor = None
 
     def _gather(self, transfer: Transfer, tensor: Tensor) -> None:
@@ -346,7 +338,7 @@ class Batch:
         if not is_cuda(tensor.device) or dense(tensor) or type(transfer.source).copy is Adapter.copy:
             return
         try:
-            steps = decide(tensor, transfer.before, transfer.source, self.request, self.sync).steps
+            steps = decide(tensor, transfer.resolution, transfer.source, self.request, self.sync).steps
         except MemoryError:
             raise
         except Exception:
@@ -357,32 +349,34 @@ class Batch:
                 gather = Resolve(
                     "copy", why, tensor.nbytes, step.option, step.details, run=transfer.source.copy, copies=True
                 )
-                transfer.before = Decision((gather,), copies=True)
+                transfer.resolution = Decision((gather,), copies=True)
                 return
 
     def _reach(self, transfer: Transfer) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
         if not takes_stream(transfer.source):
             return
-        device = transfer.found if transfer.tensor is None else transfer.tensor.device
+        device = transfer.device if transfer.tensor is None else transfer.tensor.device
         if device is None:
-            device = transfer.source.devices.of(transfer.obj) if transfer.said is None else transfer.info().device
+            device = (
+                transfer.source.devices.of(transfer.obj) if transfer.description is None else transfer.info().device
+            )
         if device is not None and not host_readable(device):
-            transfer.device = device
+            transfer.stream_device = device
             self.sync().reach(device)
 
     def _preview(self, transfer: Transfer) -> None:
         """Decide about what is known without calling a producer; raise what is refused."""
         if transfer.tensor is not None:
             self.export(transfer)
-        elif transfer.before.outcome == "unknown" and (transfer.before.steps or not transfer.needs_export):
+        elif transfer.resolution.outcome == "unknown" and (transfer.resolution.steps or not transfer.needs_export):
             tensor = transfer.planned()
             if tensor is not None:
                 self.decided(transfer, tensor)
 
     def export(self, transfer: Transfer) -> None:
         """Export and decide. No capsule is consumed yet."""
-        before, source, tensor, readiness = transfer.before, transfer.source, transfer.tensor, None
+        before, source, tensor, readiness = transfer.resolution, transfer.source, transfer.tensor, None
         if before.outcome != "unknown" or transfer.decision is not UNDECIDED:
             return
         try:
@@ -391,12 +385,12 @@ class Batch:
                     readiness = self.sync().described(source, transfer.obj, tensor)
             else:
                 obj = resolved(transfer.obj, before.steps, source) if before.steps else transfer.obj
-                if transfer.device is not None:
-                    tensor, readiness = self.sync().export(source, obj, transfer.device)
+                if transfer.stream_device is not None:
+                    tensor, readiness = self.sync().export(source, obj, transfer.stream_device)
                 else:
                     tensor = source.export(obj)
                     if not tensor.is_host:
-                        device = None if transfer.said is None else transfer.info().device
+                        device = None if transfer.description is None else transfer.info().device
                         readiness = self.sync().exported(source, obj, tensor, device)
         except DlxError:
             raise
@@ -412,7 +406,7 @@ class Batch:
     def decided(self, transfer: Transfer, tensor: Tensor) -> Decision:
         """Decide by `planner.decide`."""
         try:
-            decision = decide(tensor, transfer.before, transfer.source, self.request, self.sync)
+            decision = decide(tensor, transfer.resolution, transfer.source, self.request, self.sync)
             if not tensor.is_host:
                 check_copies(decision, tensor)
             return decision
@@ -433,7 +427,7 @@ class Batch:
         for i, borrowed in self._borrowed:
             try:
                 results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
-                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all routes
+                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all pairs
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
                     self.export(transfer)
@@ -455,21 +449,21 @@ class Batch:
             return transfer.deferred
         if tensor is None:  # source and target are one framework
             try:
-                return resolved(transfer.obj, transfer.before.steps, source)
+                return resolved(transfer.obj, transfer.resolution.steps, source)
             except DlxError as error:
                 raise transfer.complete(error, self.request) from error.__cause__
         consume, consumed = source.arrays.consume, False
-        transfer.owned = tensor  # an interrupt may come after `consume` is done and before its result is stored here
+        transfer.claimed = tensor  # an interrupt may come after `consume` is done and before its result is stored here
         try:
             if consume is not None:
-                shared = not transfer.before.copies and is_read_in_place(transfer.decision.steps)
-                tensor = transfer.owned = consume(transfer.obj, tensor, shared)
+                shared = not transfer.resolution.copies and is_read_in_place(transfer.decision.steps)
+                tensor = transfer.claimed = consume(transfer.obj, tensor, shared)
             consumed = True
             return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
         except BaseException as error:
             tensor = None
             if not consumed and isinstance(error, Exception):
-                transfer.owned = None  # `consume` itself failed: there is nothing to undo
+                transfer.claimed = None  # `consume` itself failed: there is nothing to undo
             transfer.text()  # for the error, while the tensor is here
             notes = transfer.restore()
             if isinstance(error, MemoryError) or not isinstance(error, Exception):
@@ -504,7 +498,7 @@ class Batch:
         """Release all results, and restore what was consumed."""
         self.results.clear()
         self._borrowed.clear()
-        consumed = [transfer for transfer in self._transfers.values() if transfer.owned is not None]
+        consumed = [transfer for transfer in self._transfers.values() if transfer.claimed is not None]
         failed: BaseException | None = None
         for transfer in consumed:
             try:
@@ -513,7 +507,7 @@ class Batch:
             except BaseException as failure:  # raised after the others are restored
                 failed = failed or failure
         for transfer in self._transfers.values():
-            transfer.tensor = transfer.owned = None  # a capsule that was only peeked at keeps its name
+            transfer.tensor = transfer.claimed = None  # a capsule that was only peeked at keeps its name
         if failed is not None:
             raise failed
 

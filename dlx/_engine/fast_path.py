@@ -10,6 +10,7 @@ import weakref
 from abc import get_cache_token
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from weakref import CallableProxyType, ProxyType
 
 from dlx._core import native
 from dlx._core.extension import ffi
@@ -19,9 +20,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
 from dlx._protocols import arrow, dlpack
 from dlx._registry import lookup
-from dlx._registry.array_like import refusal
-from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, Deferred, fast_generic_adapter, takes_fast_path
-from dlx._registry.lookup import array_of, container_of, is_plain
+from dlx._registry.generic import ARROW, BUFFER, DLPACK, EXCHANGE, INTERFACE, TENSOR, Deferred
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx._support.late import Late
@@ -114,7 +113,7 @@ def _pair(kind: type, source: native.Source, target: native.Target) -> str:
     if what not in ("converts", "produces"):
         return what
     if adapter is consumer.source and (consumer.kind is None or issubclass(kind, consumer.kind)):
-        can_look = adapter.fast_path.returns_same or adapter.fast_path.exchange is not None
+        can_look = not adapter.fast_path.checks_same or adapter.fast_path.exchange is not None
         return "stays" if can_look and target.stated is not None else "python"
     return what
 
@@ -122,13 +121,13 @@ def _pair(kind: type, source: native.Source, target: native.Target) -> str:
 def _is_at_root(kind: type, source: native.Source) -> bool:
     """Return whether objects of a type are arrays at the root only, and pass through inside a container."""
     if source.what == "produces":
-        return is_plain(kind)
+        return lookup.kind(kind).verdict == "plain"
     return isinstance(source.adapter, Adapter) and source.adapter.arrays.root_only
 
 
 def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:
     """Return what ``like=`` an array of an exact type means; False for the Python path."""
-    if not isinstance(adapter, Adapter) or not takes_fast_path(adapter, kind):
+    if not isinstance(adapter, Adapter) or not _takes_fast_path(adapter, kind):
         return False
     consumer = registry.ready(adapter)
     if consumer is None or consumer is not registry.target(adapter.name):
@@ -153,9 +152,10 @@ def _known(kind: type) -> native.Source | None:
     remembers what they are in a tree, or to take the Python path, until the type changes.
     """
     stamp = len(sys.modules), get_cache_token()
-    adapter = registry.knows(kind) or fast_generic_adapter(kind)
+    found = lookup.kind(kind)
+    adapter = found.adapter or _generic_source(kind)
     # An array type may declare itself a container. What speaks Arrow is one, since a table is; the types here are none.
-    if adapter not in (None, ARROW) and container_of(kind) is not None:
+    if adapter not in (None, ARROW) and found.handler is not None:
         adapter = None
     try:
         if adapter is None:
@@ -175,15 +175,16 @@ def _known(kind: type) -> native.Source | None:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
         if adapter is not None:
-            registry.remark(adapter, f"the fast path of {type_name(kind)} is not used: {exception_text(error)}")
+            registry.remark(adapter, f"the fast path from {type_name(kind)} is not used: {exception_text(error)}")
         return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
 def other_kind(kind: type) -> dict[str, Any]:
     """Return what is known of a type that is none of arrays."""
-    handler = container_of(kind)
+    found = lookup.kind(kind)
+    handler = found.handler
     if handler is None:
-        return {"what": _passing(kind)}
+        return {"what": _passing(kind, found)}
     if handler is lookup.ARROW:
         columns = functools.partial(native.arrow_columns, arrow.method_of(kind))
         return {"what": "children", "adapter": handler, "parts": columns}
@@ -200,29 +201,61 @@ def other_kind(kind: type) -> dict[str, Any]:
     return {"what": "rule", "adapter": handler, "parts": (handler.flatten, handler.unflatten, handler.mutable)}
 
 
-def _passing(kind: type) -> str:
+def _passing(kind: type, found: lookup.Kind) -> str:
     """Return whether objects of a type that is neither array nor container pass through a tree.
 
     "looks": unless the object itself has an array interface. What is refused by name is left to Python.
     """
     if not is_key(kind) or issubclass(kind, _NO_ARRAYS):
         return "python"
-    if is_plain(kind):
+    if found.verdict == "plain":
         return "passes"
     own_dict = inspect.getattr_static(kind, "__dict__", None)
     is_usual = own_dict is None or type(own_dict) in (GetSetDescriptorType, MemberDescriptorType)
     if not is_usual or type(kind.__getattribute__) is FunctionType:  # anything may be given out for the dict
         return "python"
-    if any(hasattr(kind, name) for name in _PROTOCOLS) or refusal(kind) is not None:
+    if any(hasattr(kind, name) for name in _PROTOCOLS) or found.refusal is not None:
         return "python"
     return "looks" if kind.__dictoffset__ and not issubclass(kind, type) else "passes"
+
+
+def _generic_source(kind: type) -> Adapter | None:
+    """Return the generic adapter whose arrays of an exact type take the fast path, or None.
+
+    Those are types with ``__dlpack__``, some others by name, and types that carry an exchange table themselves: that of
+    a base makes no promise for what a subclass adds.
+    """
+    if "__dlpack_c_exchange_api__" in kind.__dict__:
+        return EXCHANGE
+    if is_key(kind) and kind not in (ProxyType, CallableProxyType) and hasattr(kind, "__dlpack__"):
+        return DLPACK
+    return next((adapter for adapter in (BUFFER, ARROW, INTERFACE) if _takes_fast_path(adapter, kind)), None)
+
+
+def _takes_fast_path(adapter: Adapter, kind: type) -> bool:
+    """Return whether arrays of an exact type take the fast path, by the types that an adapter names."""
+    given = adapter.fast_path
+    if given is None:
+        return False
+    listed = [look_up(name) for name in given.types]
+    if kind in listed:
+        return True
+    base = next((base for base in listed if isinstance(base, type) and issubclass(kind, base)), None)
+    if base is None or given.subclasses is None:
+        return False
+    # What C asks an array must be what it asks those of the base: memory follows from the answers.
+    asked = {given.detach(), "dtype", *(guard.ask for guard in given.guards)}
+    if isinstance(given.owner, Owner):
+        asked |= {given.owner.ask, *given.owner.freeze[1:]}
+    same = all(getattr(kind, name, None) is getattr(base, name, None) for name in asked if name)
+    return same and given.subclasses(kind)
 
 
 def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
     """Return how arrays of an exact type are taken that an adapter lists."""
     given = adapter.fast_path
     is_own_table = adapter is EXCHANGE
-    if given is None or not (is_own_table or takes_fast_path(adapter, kind)):
+    if given is None or not (is_own_table or _takes_fast_path(adapter, kind)):
         return {"what": "python", "depends_on": (*_PROTOCOLS, *_asked(given))}
     in_c, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
     owner, start, nbytes = _owner(given, kind, answered)
@@ -439,7 +472,7 @@ def _states(adapter: Adapter) -> Iterator[Switch]:
 def described(obj: Any) -> ArrayInfo | None:
     """Return the description of an array, or None where there is none."""
     try:
-        return array_info(*array_of(obj))
+        return array_info(*lookup.source(obj))
     except DlxError:
         return None
 
@@ -460,7 +493,7 @@ def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
 
     None where its adapter must be asked, or is not known yet.
     """
-    source = registry.known(type(obj))
+    source = lookup.kind(type(obj)).adapter
     path = None if source is None else source.fast_path
     if source is None or path is None or path.describe is None:
         return None

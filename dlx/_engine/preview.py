@@ -67,17 +67,17 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
     stage = 0
     try:
         batch.describe(transfer)
-        decision = transfer.before
+        decision = transfer.resolution
         if decision.outcome == "unknown":
             stage = 1
             tensor = transfer.planned()
             stage = 2 if tensor is None else 1
             decision = _decided(batch, transfer, tensor, probe)
-        info = None if decision.outcome == "unknown" and transfer.said is None else transfer.info()
+        info = None if decision.outcome == "unknown" and transfer.description is None else transfer.info()
     except DlxError as error:
         transfer.complete(error, request)
         forget_frames(error)
-        return Plan("", transfer.known, request.target.name, None, "refused", error=error), stage
+        return Plan("", transfer.known_info, request.target.name, None, "refused", error=error), stage
     nbytes = sum(step.nbytes for step in decision.steps) if decision.steps else 0
     device = decision.device
     if device is None and info is not None and decision.outcome != "unknown":
@@ -86,13 +86,13 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
 
 
 def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool) -> Decision:
-    before = transfer.before
+    before = transfer.resolution
     if tensor is None and probe and not before.copies:
         batch.export(transfer)
         tensor = transfer.tensor
     if tensor is None:
         return before
-    if transfer.tensor is None and (transfer.said is None or transfer.info().shape is None):
+    if transfer.tensor is None and (transfer.description is None or transfer.info().shape is None):
         transfer.tensor = tensor  # it is described by what was exported
     return batch.decided(transfer, tensor)
 

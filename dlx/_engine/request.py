@@ -124,7 +124,7 @@ def _host_device(target: Target, wanted: Device) -> Device:
 
 def _as(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to that."""
-    known = registry.producer(like)
+    known = registry.owner(type(like))
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

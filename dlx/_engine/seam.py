@@ -6,8 +6,22 @@ to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from dlx._core.native import FastPathFunction
 
-__all__ = ["FAST_PATH"]
+__all__ = ["FAST_PATH", "borrow_all"]
 
 FAST_PATH = FastPathFunction(None, None, None)
+
+
+def borrow_all(objs: Iterable[Any], to: Any) -> list[Any] | None:
+    """Return what the fast path exports for each array, for reading at once; None unless it takes them all."""
+    found = []
+    for obj in objs:
+        borrowed = FAST_PATH._borrow(obj, to, True)
+        if borrowed is None:
+            return None
+        found.append(borrowed)
+    return found

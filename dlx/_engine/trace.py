@@ -1,6 +1,6 @@
 """`dlx.trace`: which line of the caller's code shared, copied or moved what. `DLX_WARN_COPIES` warns of large copies.
 
-While arrays are traced, no type has a route, so that every conversion takes the Python path, which tells of it here.
+While arrays are traced, no pair is learned, so that every conversion takes the Python path, which tells of it here.
 Otherwise nothing is asked: the fast path does not know of traces.
 """
 

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 from dlx._core import native
-from dlx._registry.plugin import TRACED
+from dlx._registry.plugin import TRACING
 from dlx._support.imports import when_imported
 
 __all__ = ["leave_out", "skip_frames"]
@@ -29,7 +29,7 @@ _NOT_TRACED = f"is not traced: it is about {_OUTSIDE}. Call it before or after w
 
 def _call(self: Any, *args: Any, **options: Any) -> Any:
     """Call the function; while it is traced, by what a graph can hold."""
-    framework = sys.modules.get(TRACED[0])
+    framework = sys.modules.get(TRACING[0])
     if framework is None or not framework.compiler.is_dynamo_compiling():
         return self(*args, **options)
     if self.__name__ == "convert":
@@ -46,7 +46,7 @@ def _convert(
     if isinstance(like, kind):
         fits = to is None and isinstance(obj, kind) and obj.device == like.device
     else:
-        fits = like is None and (to in TRACED if isinstance(to, str) else to is framework or to is kind)
+        fits = like is None and (to in TRACING if isinstance(to, str) else to is framework or to is kind)
     if not fits or options or not isinstance(obj, kind) or not (copy is None or copy is True or copy is False):
         framework._dynamo.graph_break(msg=_NO_GRAPH)
     return obj.clone() if copy else obj
@@ -77,13 +77,13 @@ def skip_frames(function: Any) -> None:
     """Let a compiler evaluate a function as Python does, and all that it calls, if it comes upon it at run time."""
     if function.__code__ not in _outside:
         _outside.add(function.__code__)
-        when_imported(f"{TRACED[0]}.utils._pytree", functools.partial(_skip, function.__code__))
+        when_imported(f"{TRACING[0]}.utils._pytree", functools.partial(_skip, function.__code__))
 
 
 def _skip(code: CodeType, _: Any) -> None:
     """Have the compiler evaluate frames of a code as Python does, and all frames inside."""
     with contextlib.suppress(AttributeError, KeyError):  # a test's stand-in for torch
-        dynamo = sys.modules[f"{TRACED[0]}._C"]._dynamo.eval_frame
+        dynamo = sys.modules[f"{TRACING[0]}._C"]._dynamo.eval_frame
         skip = dynamo._FrameAction.SKIP
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip))
 

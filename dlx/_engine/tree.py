@@ -12,9 +12,9 @@ from numbers import Number
 from typing import Any
 
 from dlx._engine.failures import Failures
-from dlx._registry import generic
+from dlx._registry import lookup
 from dlx._registry.array_like import remedy
-from dlx._registry.lookup import ARROW, container_of, is_built_in, what_is
+from dlx._registry.lookup import ARROW, PLAIN, Kind, is_built_in
 from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
@@ -51,7 +51,7 @@ class Tree:
     root
         A container.
     handler
-        What `container_of` returns for it.
+        How it is taken apart, and made.
     failures
         What to do about what cannot be entered.
     strict
@@ -72,7 +72,7 @@ class Tree:
         self._nodes: list[Node] = []
         self._closed: list[Node] = []  # children before parents
         self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
-        self._kinds: dict[type, Any] = {}
+        self._kinds: dict[type, Kind] = {}  # of the types that were met
         self._refused: set[tuple[int, int]] = set()  # (node, index) of what is neither converted nor passed through
         self._firsts: dict[int, tuple[Any, ...]] = {0: ()}  # of a container: the first steps of its path
         self._walk(root, handler)
@@ -89,24 +89,21 @@ class Tree:
                 i = node.cursor
                 node.cursor += 1
                 child = parts[i]
-                kind = type(child)
-                if type(kind) is not type and not is_key(kind):
-                    what = self._what(kind, number, i)
-                else:
-                    try:
-                        what = self._kinds[kind]
-                    except KeyError:
-                        what = self._kinds[kind] = self._what(kind, number, i)
-                if what is None:
+                cls = type(child)
+                try:
+                    kind = self._kinds[cls] if type(cls) is type else self._kind(cls, number, i)
+                except KeyError:
+                    kind = self._kind(cls, number, i)
+                if kind.verdict == "plain":
                     continue
-                if what is not kind and isinstance(what, Container):  # a class may not even say what it is
-                    key = _key(child, what, node.handler)
+                if kind.handler is not None:
+                    key = _key(child, kind.handler, node.handler)
                     link = self._met.get(key)
                     if link is None:
                         if len(stack) >= MAX_DEPTH:
                             self._refuse(f"it is nested more than {MAX_DEPTH:,} levels deep", number, i)
                             continue
-                        link = self._enter(child, what, key, number, i)
+                        link = self._enter(child, kind.handler, key, number, i)
                         node.links.append((i, link))
                         stack.append(link)
                         break
@@ -116,7 +113,7 @@ class Tree:
                     key = id(child) if inside is None else _key(child, None, inside)
                     link = self._met.get(key)
                     if link is None:
-                        source: Any = self._generic(child, number, i) if what is kind else what
+                        source = kind.adapter if kind.verdict == "array" else self._look(child, kind, number, i)
                         if source is None:  # it passes through
                             continue
                         link = self._met[key] = ~len(self.arrays)
@@ -141,18 +138,20 @@ class Tree:
             self._failed(node, error, "cannot be taken apart")
         return number
 
-    def _what(self, kind: type, number: int, i: int) -> Any:
-        """Return a container's handler, an array's adapter, None for what passes through, or `kind`: ask each one."""
+    def _kind(self, cls: type, number: int, i: int) -> Kind:
         try:
-            return what_is(kind)
+            found = lookup.kind(cls)
         except DlxError as error:  # its plugin is broken
-            self._fail(error.complete(source=type_name(kind)), number, i)
-            return None
+            self._fail(error.complete(source=type_name(cls)), number, i)
+            found = PLAIN
+        if is_key(cls):
+            self._kinds[cls] = found
+        return found
 
-    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
-        """Return the generic adapter of an array of an unregistered type, None for anything else."""
+    def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
+        """Return the adapter of an array whose type does not tell that it is one; None for any other object."""
         try:
-            return generic.strict_array_adapter(obj, self.strict)
+            return lookup.look(obj, self.strict, kind).adapter
         except AdapterNotFoundError as error:
             self._fail(error, number, i)
             return None
@@ -384,7 +383,7 @@ def _plain(node: Node) -> Any:
 
 def path_of(array: Any, root: Any) -> tuple[Any, ...]:
     """Return the path of an array in a container; empty where it is no longer there."""
-    handler = container_of(type(root))
+    handler = lookup.kind(type(root)).handler
     tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):
         if tree is not None and other is array:

@@ -22,21 +22,8 @@ from dlx.adapter.base import over_memory
 from dlx.errors import FileError, FrameworkNotInstalledError
 
 __all__ = [
-    "AGAIN",
-    "MAX_BYTES",
-    "MAX_NDIM",
-    "NO_ARRAYS",
-    "SAFE",
-    "Contents",
-    "File",
-    "Memory",
-    "Stored",
-    "check_names",
-    "check_order",
-    "exactly",
-    "fresh",
-    "needed",
-    "unreadable",
+    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "Contents", "File", "Memory", "Stored"),
+    *("check_names", "check_order", "exactly", "fresh", "needed", "unreadable"),
 ]
 
 MAX_NDIM = 128

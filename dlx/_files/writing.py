@@ -231,14 +231,10 @@ def _column(pa: Any, out: _Output, item: Item) -> Any:
         tensor = tensor_copy(tensor, False)
     count = math.prod(item.shape)
     data = memoryview(tensor).cast("B") if count else memoryview(b"")
-    if item.dtype.name == "bool":
-        packed = bytearray()
-        for start in range(0, count, PIECE):
-            piece = bytes(data[start : start + PIECE])
-            lanes = (int.from_bytes(piece[bit::8], "little") << bit for bit in range(8))
-            packed += sum(lanes).to_bytes(-(-len(piece) // 8), "little")
-        data = memoryview(packed)
-    column = pa.Array.from_buffers(getattr(pa, str(_arrow_type(item.dtype)))(), count, [None, pa.py_buffer(data)])
+    is_bool = item.dtype.name == "bool"
+    kind = pa.uint8() if is_bool else getattr(pa, str(_arrow_type(item.dtype)))()
+    column = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
+    column = column.cast(pa.bool_()) if is_bool else column
     for extent in reversed(item.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, extent)
     out.advance(item.nbytes)

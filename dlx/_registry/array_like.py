@@ -11,10 +11,10 @@ from collections.abc import ItemsView, Iterator, ValuesView
 from itertools import accumulate, count
 from typing import NamedTuple
 
-from dlx._support.reflect import TypeCache, class_name, derives, module_of, type_name
+from dlx._support.reflect import class_name, derives, module_of, type_name
 from dlx.errors import AdapterNotFoundError
 
-__all__ = ["Refusal", "not_readable", "refusal", "remedy"]
+__all__ = ["Refusal", "refusal", "remedy"]
 
 _READS = ("__getitem__", "toarray", "todense", "to_numpy", "numpy", "asnumpy")
 
@@ -118,8 +118,9 @@ class Refusal(NamedTuple):
     fix: str
     frameworks: frozenset[str]
 
-
-_refusals: TypeCache[tuple[Refusal | None, str]] = TypeCache()
+    def error(self, kind: type) -> AdapterNotFoundError:
+        """Return the error for an object of a type that is refused."""
+        return AdapterNotFoundError(self.reason, source=type_name(kind), fix=self.fix)
 
 
 def refusal(kind: type) -> Refusal | None:
@@ -127,18 +128,14 @@ def refusal(kind: type) -> Refusal | None:
 
     These are arrays to their own library (the class has ``__array__``, or both ``dtype`` and ``shape`` and a way to
     read elements; fields of a record that happen to have these names do not count), and what is known to hold arrays
-    that only its own library can take out: data sets, models, iterators. Looked up once per type.
+    that only its own library can take out: data sets, models, iterators.
     """
-    return _known(kind)[0]
+    return _look_up(kind)[0]
 
 
 def remedy(kind: type) -> str:
     """Return what to convert instead of an object of a type that dlx cannot read; empty where nothing is known."""
-    return _known(kind)[1]
-
-
-def _known(kind: type) -> tuple[Refusal | None, str]:
-    return _refusals.find(kind) or _refusals.keep(kind, _look_up(kind))
+    return _look_up(kind)[1]
 
 
 def _look_up(kind: type) -> tuple[Refusal | None, str]:
@@ -188,9 +185,3 @@ def _fields(kind: type) -> Iterator[str]:
         found = getattr(kind, attribute, None)
         if isinstance(found, tuple | dict):
             yield from (each if isinstance(each, str) else getattr(each, "name", "") for each in found)
-
-
-def not_readable(kind: type) -> AdapterNotFoundError | None:
-    """Return the error for an object that is refused by name, None for any other."""
-    found = refusal(kind)
-    return None if found is None else AdapterNotFoundError(found.reason, source=type_name(kind), fix=found.fix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,32 +14,18 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
-from dlx._registry.array_like import not_readable, refusal, remedy
-from dlx._support.reflect import is_key, module_of, type_name
+from dlx._registry.array_like import refusal, remedy
+from dlx._support.reflect import module_of, type_name
 from dlx.adapter.arrow import ArrowSource
-from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
-from dlx.adapter.declarations import Arrays, Blocker, Capabilities, Container, FastPath, Layout, Owner, StreamSupport
-from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
+from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, tensor_info
+from dlx.adapter.declarations import Arrays, Blocker, Capabilities, FastPath, Layout, StreamSupport
+from dlx.adapter.files import file_handler
+from dlx.errors import ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 __all__ = [
-    "ARROW",
-    "ARROW_TARGET",
-    "BUFFER",
-    "CAPSULE",
-    "CUDA_INTERFACE",
-    "DLPACK",
-    "EXCHANGE",
-    "INTERFACE",
-    "TENSOR",
-    "Deferred",
-    "Described",
-    "generic_array_adapter",
-    "fast_generic_adapter",
-    "generic_buffer_adapter",
-    "is_proxy",
-    "takes_fast_path",
-    "strict_array_adapter",
-]
+    "ARROW", "ARROW_TARGET", "BUFFER", "CAPSULE", "CUDA_INTERFACE", "DLPACK", "EXCHANGE", "INTERFACE", "TENSOR",
+    "Deferred", "Described",
+]  # fmt: skip
 
 
 class Described(Adapter):
@@ -65,10 +50,6 @@ class _NoDevice(Devices):
         return nullcontext()
 
 
-def _tensor_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    return ArrayInfo.of_tensor(tensor, framework, Tensor, TensorAdapter.protocols)
-
-
 class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
@@ -78,16 +59,8 @@ class TensorAdapter(Described):
     _classes = (Tensor,)
     protocols = ("__dlpack__",)
     devices = _NoDevice()
-    fast_path = FastPath(types=("dlx.Tensor",), describe=_tensor_info)
-    containers = (
-        Container(
-            types=("dlx._files.mapping.Archive",),
-            kind="mapping",
-            flatten=lambda archive: (list(archive), list(archive.values())),
-            elements="fresh",
-            falls_to=dict,
-        ),
-    )
+    fast_path = FastPath(types=("dlx.Tensor",), describe=tensor_info("__dlpack__"))
+    containers = (file_handler("dlx._files.mapping.Archive"),)
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
@@ -329,133 +302,3 @@ INTERFACE = InterfaceAdapter()
 CUDA_INTERFACE = CudaInterfaceAdapter()
 EXCHANGE = ExchangeAdapter()
 BUFFER = BufferAdapter()
-_PY_CAPSULE = type(native.buffer_exchange())
-
-
-def is_proxy(kind: type) -> bool:
-    """Return whether a type is one of weak proxies, which forward to objects that they do not keep alive."""
-    return kind is weakref.ProxyType or kind is weakref.CallableProxyType
-
-
-def generic_array_adapter(obj: Any) -> Adapter | None:
-    """Return the adapter for an object that no framework claims, by the first protocol of arrays that it speaks.
-
-    The order is DLPack, exchange table, CUDA array interface, array interface, Arrow; plain buffers are left out.
-    ``__array__`` alone is never used: it may copy or move without saying.
-    """
-    kind = type(obj)
-    if kind is _PY_CAPSULE:
-        return CAPSULE
-    if kind is Deferred:
-        return DEFERRED
-    if hasattr(kind, "__dlpack__"):
-        return DLPACK
-    if is_proxy(kind):  # it forwards to an object that it does not keep alive
-        return None
-    if _has_table(kind):
-        return EXCHANGE
-    if _offers(obj, "__cuda_array_interface__"):
-        return CUDA_INTERFACE
-    if _offers(obj, "__array_interface__"):
-        return INTERFACE
-    return ARROW if kind is arrow.Column or arrow.speaks(kind) else None
-
-
-def generic_buffer_adapter(obj: Any) -> Adapter | None:
-    """Return the adapter for an object that has a buffer."""
-    if is_proxy(type(obj)):
-        return None
-    try:
-        memoryview(obj).release()
-    except TypeError:
-        return None
-    except MemoryError:
-        raise
-    except Exception:
-        pass  # it has a buffer that cannot be exported at present: the export says why
-    return BUFFER
-
-
-def fast_generic_adapter(kind: type) -> Adapter | None:
-    """Return the generic adapter whose arrays of an exact type take the fast path, or None.
-
-    Those are types with ``__dlpack__``, some others by name, and types that carry an exchange table themselves: that of
-    a base makes no promise for what a subclass adds.
-    """
-    if _has_table(kind):
-        return EXCHANGE
-    if is_key(kind) and not is_proxy(kind) and hasattr(kind, "__dlpack__"):
-        return DLPACK
-    return next((adapter for adapter in (BUFFER, ARROW, INTERFACE) if takes_fast_path(adapter, kind)), None)
-
-
-def takes_fast_path(adapter: Adapter, kind: type) -> bool:
-    """Return whether arrays of an exact type take the fast path, by the types that an adapter names."""
-    given = adapter.fast_path
-    if given is None:
-        return False
-    listed = [look_up(name) for name in given.types]
-    if kind in listed:
-        return True
-    base = next((base for base in listed if isinstance(base, type) and issubclass(kind, base)), None)
-    if base is None or given.subclasses is None:
-        return False
-    # What C asks an array must be what it asks those of the base: memory follows from the answers.
-    asked = {given.detach(), "dtype", *(guard.ask for guard in given.guards)}
-    if isinstance(given.owner, Owner):
-        asked |= {given.owner.ask, *given.owner.freeze[1:]}
-    same = all(getattr(kind, name, None) is getattr(base, name, None) for name in asked if name)
-    return same and given.subclasses(kind)
-
-
-def _has_table(kind: type) -> bool:
-    return "__dlpack_c_exchange_api__" in kind.__dict__
-
-
-def strict_array_adapter(obj: Any, strict: bool | None) -> Adapter | None:
-    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it.
-
-    Raises
-    ------
-    AdapterNotFoundError
-        If it is refused by name, see `array_like` (unless `strict` is None), or `strict` refuses it.
-    """
-    try:
-        source = generic_array_adapter(obj)
-        if source is None and strict is not None and (refused := not_readable(type(obj))) is not None:
-            source = generic_buffer_adapter(obj)
-            if source is None:
-                raise refused
-        if source is not None or not strict or generic_buffer_adapter(obj) is not None:
-            return source
-    except (DlxError, MemoryError):
-        raise
-    except Exception:  # an object whose attributes raise is of no known kind
-        if not strict:
-            return None
-    raise AdapterNotFoundError(
-        "it is neither array, container nor plain data (strict=True)",
-        source=type_name(type(obj)),
-        option=(("strict", None),),
-    )
-
-
-def is_refused(obj: Any, package: str = "") -> bool:
-    """Return whether an object that speaks no protocol of arrays is refused by name, see `array_like`.
-
-    What holds arrays of the framework of this root package is not.
-    """
-    try:
-        found = refusal(type(obj))
-        return found is not None and package not in found.frameworks
-    except MemoryError:
-        raise
-    except Exception:  # a class that raises when it is looked at
-        return False
-
-
-def _offers(obj: Any, name: str) -> bool:
-    """Return whether there is an array interface, without asking for it: some write their pixels out when asked."""
-    if isinstance(obj, type):  # a class that gives its objects one has none itself
-        return False
-    return any(name in cls.__dict__ for cls in type(obj).__mro__) or name in getattr(obj, "__dict__", ())

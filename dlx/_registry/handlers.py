@@ -33,6 +33,8 @@ def items(obj: Any) -> tuple[list[Any], list[Any]]:
 def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Make a set of the same type, whose elements must be hashable; no code of a subclass runs."""
     kind = type(obj)
+    if kind is set or kind is frozenset:
+        return kind(children)
     new: Any = frozenset.__new__(kind, children) if issubclass(kind, frozenset) else set.__new__(kind)
     if not issubclass(kind, frozenset):
         set.update(new, children)
@@ -203,7 +205,9 @@ def _flatten_namespace(obj: Any) -> tuple[list[str], list[Any]]:
 
 
 def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    new = bare(obj) if new_empty is None else new_empty
+    new: Any = new_empty
+    if new_empty is None:
+        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else bare(obj)
     new.__dict__.update(zip(keys, children, strict=True))
     return new
 

@@ -1,171 +1,79 @@
-"""Which types are containers: `container_of` returns the handler of a type, looked up once per type.
+"""What an object is: `kind` says it of a type, `look` of an object, `source` of what must be one array.
 
-A handler is a `dlx.adapter.Container`. The first of these that knows the type decides:
+A type is looked at once, and again when an adapter is loaded, a module imported, or a type registered with an abstract
+base class. The first of these decides:
 
-1. the table of exact built-in types below;
+1. the tables of exact types (`_EXACT`);
 2. the object's own protocol, ``__dlx_tree__()`` -> ``(children, rebuild)``;
 3. handlers that adapters declare (`Adapter.containers`), the nearest base class first;
-4. arrays, text, buffers and numbers are no containers, whatever they inherit from, nor is what is refused by name
-   (`dlx._registry.array_like`);
-5. subclasses of built-in containers, which keep their attributes;
-6. dataclasses, attrs classes, pydantic's models, msgspec's structures and namespaces: records
-   (`dlx._registry.handlers`);
-7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._registry.handlers`).
+4. arrays that an adapter lists (`Adapter.types`), then text, buffers and numbers, whatever they inherit from;
+5. Arrow's interface: its table or column is asked for once;
+6. what is refused by name (`dlx._registry.array_like`);
+7. subclasses of built-in containers, which keep their attributes; dataclasses, attrs classes, pydantic's models,
+   msgspec's structures and namespaces; anything registered as a `Mapping` or `Sequence` (`dlx._registry.handlers`).
 
-Everything else is a leaf: an array, or an object that passes through.
+Of any other type each object is asked whether it implements a protocol of arrays.
 
->>> container_of(dict).kind, container_of(str)
-('mapping', None)
+>>> kind(dict).verdict, kind(str).verdict, kind(object).verdict
+('container', 'plain', 'unknown')
 """
 
 from __future__ import annotations
 
 import array
-import collections
 import enum
 import numbers
-import types
-from abc import get_cache_token
-from collections import OrderedDict, UserString, defaultdict, deque
-from typing import Any, NamedTuple
-from weakref import ref
+from collections import UserString
+from typing import Any, Literal, NamedTuple
+from weakref import CallableProxyType, ProxyType, ref
 
+from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
-from dlx._registry.array_like import not_readable, refusal, remedy
-from dlx._registry.handlers import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
-from dlx._registry.registry import HELD, registry
-from dlx._support.reflect import TypeCache, derives, foreign_error, is_key, module_of, type_name
+from dlx._registry.array_like import Refusal, refusal, remedy
+from dlx._registry.built_in import HANDLERS, LIST, TUPLE
+from dlx._registry.handlers import abstract_handler, record_handler, subclass_handler
+from dlx._registry.registry import HELD, not_inspected, registry
+from dlx._support.reflect import derives, foreign_error, is_key, module_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
 
-__all__ = [
-    *("ARROW", "LIST", "TUPLE", "VIEW", "array_of", "container_of", "is_built_in", "is_plain", "kind_of"),
-    *("not_an_array", "stamp", "unwrapped", "what_is"),
-]
-
-# ---- exact built-in types --------------------------------------------------------------------------------------------
+__all__ = ["ARROW", "LIST", "PLAIN", "TUPLE", "VIEW", "Kind", "adapter_of", "is_built_in", "kind", "look"]
+__all__ += ["ASKED", "not_an_array", "source", "unwrap"]
 
 
-def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
-    items = list(obj.items())  # at once: another thread may be writing
-    return [key for key, _ in items], [child for _, child in items]
+class Kind(NamedTuple):
+    """What is known of a type, or of one object.
+
+    Attributes
+    ----------
+    adapter
+        The adapter of such arrays: one that lists the type, or that of a protocol which the object implements.
+    handler
+        How such containers are taken apart and made.
+    verdict
+        ``"container"``; ``"array"``; ``"plain"``: it passes through a tree; ``"refused"``: by name, unless an object
+        implements a protocol; ``"unknown"``: each object must be asked.
+    refusal
+        Why objects without a protocol are refused.
+    """
+
+    adapter: Adapter | None
+    handler: Container | None
+    verdict: Literal["container", "array", "plain", "refused", "unknown"]
+    refusal: Refusal | None = None
+
+    @property
+    def part(self) -> Container | Adapter | None:
+        """The handler of a container, or the adapter of an array; None for what passes through a tree."""
+        if self.handler is not None:
+            return self.handler
+        return self.adapter if self.verdict == "array" else None
 
 
-def _unflatten_list(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    if new_empty is None:
-        return children
-    new_empty.extend(children)
-    return new_empty
-
-
-def _unflatten_tuple(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    return tuple(children)
-
-
-def _unflatten_dict(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    if new_empty is None:
-        return dict(zip(keys, children, strict=True))
-    new_empty.update(zip(keys, children, strict=True))
-    return new_empty
-
-
-def _unflatten_filled(new_empty_of: Any) -> Any:
-    def close(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-        new = new_empty_of(obj) if new_empty is None else new_empty
-        if keys is None:
-            new.extend(children)
-        else:
-            new.update(zip(keys, children, strict=True))
-        return new
-
-    return close
-
-
-def _new_empty_defaultdict(obj: Any) -> Any:
-    return defaultdict(obj.default_factory)
-
-
-def _new_empty_deque(obj: Any) -> Any:
-    return deque(maxlen=obj.maxlen)
-
-
-def _new_empty_ordered(obj: Any) -> Any:
-    new: OrderedDict[Any, Any] = OrderedDict()
-    new.__dict__.update(obj.__dict__)  # a state_dict of torch carries its versions there
-    return new
-
-
-def _unflatten_proxy(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    inside = obj.copy()  # of the mapping behind it, whose type is kept
-    for key, child in zip(keys, children, strict=True):
-        old = obj[key]
-        inside[key] = child
-        if child is not old and obj[key] is child:
-            inside[key] = old
-            raise TypeError("its copy shares its storage")
-    return types.MappingProxyType(inside)
-
-
-def _unflatten_chain(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    return type(obj)(*children[0])
-
-
-def _flatten_chain(obj: Any) -> tuple[list[Any], list[Any]]:
-    return ["maps"], [list(obj.maps)]
-
-
-LIST = Container(flatten=elements, unflatten=_unflatten_list, new_empty=lambda obj: [])
-TUPLE = Container(flatten=elements, unflatten=_unflatten_tuple, mutable=False)
-DICT = Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict, new_empty=lambda obj: {})
-SET = Container(kind="set", flatten=elements, unflatten=unflatten_set)
-FROZENSET = Container(kind="set", flatten=elements, unflatten=unflatten_set, mutable=False)
-
-_EXACT: dict[type, Container | None] = {
-    list: LIST,
-    tuple: TUPLE,
-    dict: DICT,
-    OrderedDict: Container(
-        kind="mapping",
-        flatten=_exact_items,
-        unflatten=_unflatten_filled(_new_empty_ordered),
-        new_empty=_new_empty_ordered,
-    ),
-    defaultdict: Container(
-        kind="mapping",
-        flatten=_exact_items,
-        unflatten=_unflatten_filled(_new_empty_defaultdict),
-        new_empty=_new_empty_defaultdict,
-    ),
-    deque: Container(flatten=elements, unflatten=_unflatten_filled(_new_empty_deque), new_empty=_new_empty_deque),
-    set: SET,
-    frozenset: FROZENSET,
-    types.MappingProxyType: Container(kind="mapping", flatten=items, unflatten=_unflatten_proxy, falls_to=dict),
-    arrow.Table: Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict),
-    collections.ChainMap: Container(kind="record", flatten=_flatten_chain, unflatten=_unflatten_chain),
-    **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range)),
-}
-
-# Never entered, though some are sequences (a string is a sequence of strings).
-_LEAVES = (
-    str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType,
-)  # fmt: skip
-_PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
-
-
-def is_built_in(kind: type) -> bool:
-    """Return whether a type is one of Python's own containers, no subclass."""
-    return (type(kind) is type or is_key(kind)) and _EXACT.get(kind) is not None
-
-
-def is_plain(kind: type) -> bool:
-    """Return whether objects of a type are plain data: numbers, text, dates and the like."""
-    return kind is type(None) or derives(kind, _LEAVES) or module_of(kind).partition(".")[0] in _PLAIN_MODULES
-
-
-# ---- an object's own protocol ----------------------------------------------------------------------------------------
+# ---- exact types, and protocols --------------------------------------------------------------------------------------
 
 
 class _Recipe(list[Any]):
@@ -195,144 +103,110 @@ VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
 # What gives out Arrow data: only that shows whether it is a table, whose columns become a dict, or a column.
 ARROW = Container(kind="wrapper", flatten=lambda obj: (None, [arrow.opened(obj)]))
 
+PLAIN = Kind(None, None, "plain")
+ASKED = ("unknown", "refused")
+"""Verdicts of types whose objects are asked."""
+_UNKNOWN = Kind(None, None, "unknown")
+_RAISES = Kind(None, None, "unknown")  # a type that raises when it is looked at: it is looked at again
+_ARRAYS: dict[Adapter, Kind] = {
+    each: Kind(each, None, "array")
+    for each in (
+        *(generic.CAPSULE, generic.DEFERRED, generic.DLPACK, generic.EXCHANGE, generic.CUDA_INTERFACE),
+        *(generic.INTERFACE, generic.ARROW, generic.BUFFER),
+    )
+}
+_EXACT: dict[type, Kind] = {
+    **{each: Kind(None, handler, "container") for each, handler in HANDLERS.items()},
+    **dict.fromkeys((type(None), bool, int, float, complex, str, range), PLAIN),
+    **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "plain")),
+    type(native.buffer_exchange()): _ARRAYS[generic.CAPSULE],
+    generic.Deferred: _ARRAYS[generic.DEFERRED],
+    arrow.Column: _ARRAYS[generic.ARROW],
+}
+
+# Never entered, though some are sequences (a string is a sequence of strings).
+_LEAVES = (
+    str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType,
+)  # fmt: skip
+_PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
+
+
 # ---- look-up ---------------------------------------------------------------------------------------------------------
 
 
-class _Answers(NamedTuple):
-    """What was found about types while `stamp` did not change. A look-up that still runs keeps its answer in these."""
-
-    stamp: tuple[int, Any]
-    containers: TypeCache[Container | None]
-    arrays: TypeCache[Adapter]
-
-
-_answers = _Answers((0, None), TypeCache(), TypeCache())
-_UNKNOWN: Any = object()
-
-
-def stamp() -> tuple[int, Any]:
-    """Return a value that changes whenever a cached answer about a type may have become stale.
-
-    That is when an adapter is loaded, or a type is registered with an abstract base class.
-    """
-    return registry.generation, get_cache_token()
-
-
-def container_of(kind: type) -> Container | None:
-    """Return the handler of a container type, None for a leaf. Looked up once per type.
-
-    Parameters
-    ----------
-    kind
-        The exact type of an object.
-
-    Notes
-    -----
-    An array, an object that passes through and a type that an adapter declares as ``kind="leaf"`` all answer None.
-    Answers are forgotten when an adapter is loaded, or a type registered with an abstract base class.
-    """
-    is_plain = type(kind) is type or is_key(kind)
-    if is_plain and kind in _EXACT:
-        return _EXACT[kind]
-    global _answers
-    now, answers = stamp(), _answers
-    if now != answers.stamp:
-        answers = _answers = _Answers(now, TypeCache(), TypeCache())
-    handler: Container | None = answers.containers.get(ref(kind), _UNKNOWN) if is_plain else _UNKNOWN
-    if handler is _UNKNOWN:
-        try:
-            handler = answers.containers.keep(kind, _look_up(kind))
-        except (DlxError, MemoryError):
-            raise
-        except Exception:  # a type that raises when it is looked at
-            return None
-    late = handler is not None and handler is not OWN and not handler.types
-    return None if late and _speaks(kind) else handler  # the attribute may have been added since
-
-
-def what_is(kind: type) -> Container | Adapter | type | None:
-    """Return how a walk of a tree treats objects of a type.
-
-    Parameters
-    ----------
-    kind
-        The exact type of an object.
-
-    Returns
-    -------
-    Container, Adapter, type or None
-        A container's handler; an array's adapter; None for what passes through; `kind` itself where each object must
-        be looked at, since only the object shows whether it implements a protocol.
+def kind(cls: type) -> Kind:
+    """Return what is known of an exact type. Looked up once per type.
 
     Raises
     ------
     PluginError
         If the adapter that knows the type is broken.
     """
-    if (type(kind) is type or is_key(kind)) and kind in _EXACT:
-        return _EXACT[kind]
-    try:
-        handler = container_of(kind)
-        if handler is not None:
-            return handler
-        arrays = _answers.arrays
-        adapter = arrays.find(kind) or registry.knows(kind)
-        if adapter is not None:
-            arrays.keep(kind, adapter)
-            return None if adapter.arrays.root_only else adapter
-        return None if is_plain(kind) else kind
-    except (DlxError, MemoryError):
-        raise
-    except Exception:  # a type that raises when it is looked at
-        return kind
+    if not (type(cls) is type or is_key(cls)):
+        return _classify_safely(cls)
+    found: Kind | None = _EXACT.get(cls)
+    if found is None:
+        kinds = registry.kinds()  # a look-up that is overtaken leaves its answer in what was dropped
+        found = kinds.get(ref(cls))
+        if found is None:
+            found = _classify_safely(cls)
+            if found is not _RAISES:
+                kinds.keep(cls, found)
+        handler = found.handler
+        if handler is not None and not handler.types and handler is not OWN and _speaks(cls):
+            return Kind(found.adapter, None, "unknown")  # the attribute may have been added since
+    return found
 
 
-def kind_of(obj: Any) -> Container | Adapter | None:
-    """Return the handler of a container, the adapter of an array, or None."""
-    kind = type(obj)
-    what = what_is(kind)
-    if what is not kind:
-        return what  # type: ignore[return-value]  # it is no type then
+def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
+    """Return what an object is; only if its type cannot tell, the object is asked.
+
+    Parameters
+    ----------
+    obj
+        Any object.
+    strict
+        Whether what is neither array, container nor plain data is refused; None: not even what is refused by name.
+    found
+        What `kind` returns for its type, if it was asked already.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If it is refused.
+    PluginError
+        If the adapter that knows its type is broken.
+    """
+    if found is None:
+        found = kind(type(obj))
+    if found.verdict not in ASKED:
+        return found
     try:
-        return generic.generic_array_adapter(obj)
+        adapter = _by_protocol(obj)
+        if adapter is None and found.refusal is not None and _has_buffer(obj):
+            adapter = generic.BUFFER
+        found = found if adapter is None else _ARRAYS[adapter]
     except (DlxError, MemoryError):
         raise
     except Exception:  # an object whose attributes raise is of no known kind
-        return None
+        found = _UNKNOWN
+    if found.refusal is not None and strict is not None:
+        raise found.refusal.error(type(obj))
+    if strict and found.verdict == "unknown" and not _has_buffer(obj):
+        why = "it is neither array, container nor plain data (strict=True)"
+        raise AdapterNotFoundError(why, source=type_name(type(obj)), option=(("strict", None),))
+    return found
 
 
-def _look_up(kind: type) -> Container | None:
-    if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__):
-        return OWN
-    if getattr(kind, "is_lazy_view", False):
-        return VIEW
-    handler = registry.container(kind)
-    if handler is not None:
-        return None if handler.kind == "leaf" else handler
-    if registry.knows(kind) is not None or _speaks(kind) or derives(kind, _LEAVES):
-        return None
-    if arrow.speaks(kind):
-        return ARROW
-    if refusal(kind) is not None:
-        return None
-    return subclass_handler(kind) or record_handler(kind) or abstract_handler(kind)
-
-
-def _speaks(kind: type) -> bool:
-    """Return whether objects of a type are arrays by a protocol that needs no adapter."""
-    return any(hasattr(kind, name) for name in ("__dlpack__", "__array_interface__"))
-
-
-# ---- one array ----
-
-
-def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:
+def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adapter]:
     """Return the array that an object is or stands for, as a DataArray of xarray stands for its data, and its adapter.
 
     Parameters
     ----------
     obj
         Any object that `dlx.convert` takes for one array.
+    found
+        What `kind` returns for its type, if it was asked already.
     parts
         They complete the error.
 
@@ -341,22 +215,141 @@ def array_of(obj: Any, **parts: Any) -> tuple[Any, Adapter]:
     DlxError
         If it is not one array, or cannot be read.
     """
-    source = registry.producer(obj)
-    if source is not None and not (source is generic.ARROW and container_of(type(obj)) is not None):
-        return obj, source
-    inside, handler = unwrapped(obj, **parts)
+    if found is None:
+        found = kind(type(obj))
+    adapter = _adapter(obj, found)
+    if adapter is not None and not (adapter is generic.ARROW and found.handler is not None):
+        return obj, adapter
+    inside, handler = unwrap(obj, **parts)
     if inside is not obj and handler is None:
-        return array_of(inside, **parts)
+        return source(inside, None, **parts)
     raise not_an_array(obj).complete(**parts)
 
 
-def unwrapped(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
+def adapter_of(obj: Any) -> Adapter | None:
+    """Return the adapter of an object that is an array, a buffer included; None for any other object.
+
+    Raises
+    ------
+    PluginError
+        If the plugin that should know its type is broken.
+    AdapterNotFoundError
+        If its type cannot be looked at.
+    """
+    return _adapter(obj, kind(type(obj)))
+
+
+def _adapter(obj: Any, found: Kind) -> Adapter | None:
+    adapter = registry.owner(type(obj)) if found is _RAISES else found.adapter
+    try:
+        return adapter or _by_protocol(obj) or (generic.BUFFER if _has_buffer(obj) else None)
+    except DlxError:
+        raise
+    except Exception as error:
+        raise not_inspected(type(obj), error) from error
+
+
+def is_built_in(cls: type) -> bool:
+    """Return whether a type is one of Python's own containers, no subclass."""
+    return (type(cls) is type or is_key(cls)) and cls in HANDLERS
+
+
+# ---- one type --------------------------------------------------------------------------------------------------------
+
+
+def _classify_safely(cls: type) -> Kind:
+    try:
+        return _classify(cls)
+    except AdapterNotFoundError:
+        return _RAISES
+    except (DlxError, MemoryError):
+        raise
+    except Exception:
+        return _RAISES
+
+
+def _classify(cls: type) -> Kind:
+    adapter, refused = registry.owner(cls), None
+    if any("__dlx_tree__" in each.__dict__ for each in cls.__mro__):
+        handler: Container | None = OWN
+    elif getattr(cls, "is_lazy_view", False):
+        handler = VIEW
+    else:
+        handler = registry.declared_handler(cls)
+    if handler is None and adapter is None and not _speaks(cls) and not derives(cls, _LEAVES):
+        if arrow.speaks(cls):
+            handler = ARROW
+        elif (refused := refusal(cls)) is None:
+            handler = subclass_handler(cls) or record_handler(cls) or abstract_handler(cls)
+    if handler is not None and handler.kind != "leaf":
+        return Kind(adapter, handler, "container")
+    if adapter is not None:
+        return Kind(adapter, None, "plain" if adapter.arrays.root_only else "array")
+    if derives(cls, _LEAVES) or module_of(cls).partition(".")[0] in _PLAIN_MODULES:
+        return PLAIN
+    refused = refused or refusal(cls)
+    return _UNKNOWN if refused is None else Kind(None, None, "refused", refused)
+
+
+def _speaks(cls: type) -> bool:
+    """Return whether objects of a type are arrays by a protocol that needs no adapter."""
+    return hasattr(cls, "__dlpack__") or hasattr(cls, "__array_interface__")
+
+
+# ---- one object ------------------------------------------------------------------------------------------------------
+
+
+def _by_protocol(obj: Any) -> Adapter | None:
+    """Return the adapter of the first protocol of arrays that an object implements, plain buffers left out.
+
+    ``__array__`` alone is never used: it may copy or move without saying.
+    """
+    cls = type(obj)
+    if hasattr(cls, "__dlpack__"):
+        return generic.DLPACK
+    if _is_proxy(cls):
+        return None
+    if "__dlpack_c_exchange_api__" in cls.__dict__:
+        return generic.EXCHANGE
+    if not isinstance(obj, type):  # a class that gives its objects an interface has none itself
+        own = getattr(obj, "__dict__", ())
+        for name, adapter in _INTERFACES:  # not asked for: some write their pixels out then
+            if name in own:
+                return adapter
+            for each in cls.__mro__:
+                if name in each.__dict__:
+                    return adapter
+    return generic.ARROW if arrow.speaks(cls) else None
+
+
+_INTERFACES = ("__cuda_array_interface__", generic.CUDA_INTERFACE), ("__array_interface__", generic.INTERFACE)
+
+
+def _is_proxy(cls: type) -> bool:
+    return cls is ProxyType or cls is CallableProxyType  # they forward to objects that they do not keep alive
+
+
+def _has_buffer(obj: Any) -> bool:
+    if _is_proxy(type(obj)):
+        return False
+    try:
+        memoryview(obj).release()
+    except TypeError:
+        return False
+    except MemoryError:
+        raise
+    except Exception:
+        pass  # it cannot be exported at present: the export says why
+    return True
+
+
+def unwrap(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
     """Return what a wrapper stands for, or any other object itself, and its handler if that is a container."""
-    inside, handler = obj, container_of(type(obj))
+    inside, handler = obj, kind(type(obj)).handler
     try:
         while handler is not None and handler.kind == "wrapper":
             _, (inside,) = handler.flatten(inside)
-            handler = container_of(type(inside))
+            handler = kind(type(inside)).handler
         return inside, handler
     except DlxError as error:
         error.complete(source=type_name(type(obj)), fix=remedy(type(obj)), **parts)
@@ -373,15 +366,15 @@ def not_an_array(obj: Any) -> DlxError:
     if broken is not None:
         return broken.complete(source=name)
     reason = "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
-    if generic.is_proxy(type(obj)):
+    if _is_proxy(type(obj)):
         fix = "Convert the object itself: a proxy does not keep it alive."
-    elif container_of(type(obj)) is not None:
+    elif kind(type(obj)).handler is not None:
         reason = "it is a container, and one array is needed"
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
         try:
-            if (refused := not_readable(type(obj))) is not None:
-                return refused
+            if (refused := refusal(type(obj))) is not None:
+                return refused.error(type(obj))
             fix = remedy(type(obj))
         except MemoryError:
             raise

@@ -34,20 +34,9 @@ from dlx.adapter.gradients import GradSupport
 from dlx.errors import DTypeError, PluginError
 
 __all__ = [
-    "BUILT_IN",
-    "FRAMEWORKS",
-    "OURS",
-    "TRACED",
-    "Plugin",
-    "allowed",
-    "checked",
-    "discover",
-    "error_of",
-    "install_of",
-    "normalized",
-    "own",
-    "strict",
-]
+    "BUILT_IN", "FRAMEWORKS", "OURS", "TRACING", "Plugin", "allowed", "checked", "discover", "error_of", "install_of",
+    "normalized", "own", "strict",
+]  # fmt: skip
 
 
 class Framework(NamedTuple):
@@ -87,7 +76,7 @@ FRAMEWORKS = {
 BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
 """Root package, or another name for it -> module of ours."""
 
-TRACED = tuple(name for root, row in FRAMEWORKS.items() if row.is_traced for name in (root, *row.names))
+TRACING = tuple(name for root, row in FRAMEWORKS.items() if row.is_traced for name in (root, *row.names))
 """Names of the framework whose compiler traces Python code, its package first."""
 
 OURS = "dlxarray"

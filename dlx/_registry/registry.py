@@ -14,27 +14,22 @@ from abc import get_cache_token
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
-from weakref import ref
 
 from dlx._core import native
 from dlx._core.stream import Stream, handle_of, kept
-from dlx._core.types import Device, DType
+from dlx._core.types import Device
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalized, strict
+from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalized
+from dlx._registry.suggest import describe_wrong, guess
 from dlx._registry.target import Target, switches_of, target_of
-from dlx._support.display import Shown, columns, table
-from dlx._support.keywords import UNCHANGED
 from dlx._support.locks import lock_of
-from dlx._support.module import set_module
 from dlx._support.reflect import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
-from dlx._support.text import one_line
-from dlx.adapter.base import Adapter, Container, classes_of, look_up, version_of
-from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
+from dlx.adapter.base import Adapter, Container, classes_of, look_up
+from dlx.errors import AdapterNotFoundError, DlxError, PluginError
 
-__all__ = ["HELD", "Adapters", "Registry", "adapters", "registry"]
+__all__ = ["HELD", "Registry", "registry"]
 
-_SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 HELD = "Convert an array that it holds."
 """What to do about an object that is no array."""
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
@@ -64,8 +59,7 @@ class Registry:
 
     def _forget(self) -> None:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
-        self._producers: TypeCache[Adapter] = TypeCache()
-        self._unclaimed: TypeCache[tuple[int, object]] = TypeCache()
+        self._kinds: tuple[int, object, TypeCache[Any]] = 0, None, TypeCache()
         self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         with lock_of(self._loader):  # two may drop at once
@@ -146,43 +140,36 @@ class Registry:
                     continue
         return None
 
-    # ---- producers --------------------------------------------------------------------------------------------------
+    # ---- types ------------------------------------------------------------------------------------------------------
 
-    def producer(self, obj: Any) -> Adapter | None:
-        """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
+    def kinds(self) -> TypeCache[Any]:
+        """Return the answers of `lookup.kind`.
 
-        Raises `PluginError` where the plugin that should know its type is broken, `AdapterNotFoundError` where the type
-        cannot be looked at.
+        They are dropped when an adapter is loaded, a module imported, or a type registered with an abstract base class:
+        a framework may claim a type then.
         """
-        kind = type(obj)
-        producers = self._producers
+        n_modules, token, kinds = self._kinds
+        if n_modules != len(sys.modules) or token != get_cache_token():
+            _, _, kinds = self._kinds = len(sys.modules), get_cache_token(), TypeCache()
+        return kinds
+
+    def owner(self, kind: type) -> Adapter | None:
+        """Return the adapter that lists a type or a base of it; None if there is none.
+
+        Raises
+        ------
+        PluginError
+            If the plugin that should know the type is broken.
+        AdapterNotFoundError
+            If the type cannot be looked at.
+        """
         try:
-            key = ref(kind) if type(kind) is type or is_key(kind) else None
-            adapter = producers.get(key)
-            if adapter is None:
-                # A framework may claim the type once more is imported, or registered with an abstract base class.
-                now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
-                if unclaimed.get(key) != now:
-                    adapter = self._find(kind)
-                    if adapter is None:
-                        unclaimed.keep(kind, now)
-                if adapter is None:  # not kept: the type may learn a protocol later
-                    return generic.generic_array_adapter(obj) or generic.generic_buffer_adapter(obj)
-                producers.keep(kind, adapter)
-            return adapter
+            known = self.kinds().find(kind)
+            return self._find(kind) if known is None else known.adapter
         except DlxError:
             raise
         except Exception as error:  # a type whose attributes raise
-            what, fix = "its type cannot be looked at:", HELD
-            raise foreign_error(what, error, AdapterNotFoundError, source=type_name(kind), fix=fix) from error
-
-    def known(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it; None where none does, or nobody has asked yet."""
-        return self._producers.find(kind)
-
-    def knows(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it, generic producers' left out; None where none does."""
-        return self.known(kind) or self._find(kind)
+            raise not_inspected(kind, error) from error
 
     def _find(self, kind: type) -> Adapter | None:
         loader, top = self._loader, module_of(kind).partition(".")[0]
@@ -248,11 +235,11 @@ class Registry:
             self.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {exception_text(error)}")
             return ()
 
-    # ---- containers -------------------------------------------------------------------------------------------------
+    def declared_handler(self, kind: type) -> Container | None:
+        """Return the handler that an adapter declares for a type or its nearest base; None if there is none.
 
-    def container(self, kind: type) -> Container | None:
-        """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
-        self.knows(kind)  # its package's adapters are loaded now
+        The adapters of the type's package are loaded by `owner`.
+        """
         self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
@@ -286,7 +273,7 @@ class Registry:
 
     def _by_type(self, kind: type) -> Target:
         """Return the target that makes arrays of a type."""
-        adapter = self._find(kind)
+        adapter = self.owner(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # what `load` makes
@@ -305,7 +292,7 @@ class Registry:
             shown = f"module {to.__name__}"
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
-            raise TypeError(f"to must be a name, a module or an array type, found {_found(to)}")
+            raise TypeError(f"to must be a name, a module or an array type, found {describe_wrong(to)}")
         if name in _OWN:
             return cast("Target", self.ready(_OWN[name]))
         if not loader.has(name):
@@ -315,7 +302,7 @@ class Registry:
             if misnamed := self._misnamed(name):
                 raise misnamed
             known = self._known()
-            hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
+            hint = f"{loader.left_out[name]}." if name in loader.left_out else guess(name, self._names())
             fix = f"{hint} {known}".strip()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
         plugin = loader.need(name)
@@ -338,7 +325,7 @@ class Registry:
             return None
         if module not in self._modules:
             made = modules.probed(module, generic.DLPACK)
-            known = self.knows(made.kind)  # a module around a framework: array_api_compat.torch
+            known = self.owner(made.kind)  # a module around a framework: array_api_compat.torch
             self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
             self._forget()
         return self.ready(self._modules[module])
@@ -370,16 +357,6 @@ class Registry:
         plugin = self._loader.plugin_of(adapter)
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
-    def _guess(self, name: str) -> str:
-        """Return a sentence on the target that an unknown name may mean, or nothing."""
-        if _is(Device, name):
-            return f"It is a device: say device={name!r}, and the framework in to=."
-        names, word = self._names(), name.lower().replace("-", "_").partition(".")[0]
-        long = _SHORT.get(word, word)
-        if long in names:
-            return f"Did you mean {long!r}?"
-        return f"{long} has no adapter here." if word in _SHORT else did_you_mean(word, names)
-
     def _known(self) -> str:
         return f"Known targets: {', '.join(self._names())}."
 
@@ -389,23 +366,10 @@ class Registry:
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
 
 
-def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
-    """Return whether an object or a name stands for a device or a dtype."""
-    try:
-        kind(obj)
-    except (DlxError, TypeError, ValueError):
-        return False
-    return True
-
-
-def _found(to: Any) -> str:
-    """Return the type of what is no target, and what to do where it is a device or a dtype."""
-    shown = type_name(type(to))
-    if type(to) in (int, tuple, list):  # which a device or a dtype can be written as
-        return shown
-    if _is(Device, to):
-        return f"{shown}. Say device= for a device"
-    return f"{shown}. {UNCHANGED}" if _is(DType, to) else shown
+def not_inspected(kind: type, cause: Exception) -> DlxError:
+    """Return the error for an object of a type whose attributes raise."""
+    what = "its type cannot be looked at:"
+    return foreign_error(what, cause, AdapterNotFoundError, source=type_name(kind), fix=HELD)
 
 
 def packages(module: str) -> Iterator[str]:
@@ -425,85 +389,3 @@ registry = Registry()
 """The registry of this process."""
 
 native.register(stream_keeper=registry.stream_keeper)
-
-
-@set_module("dlx")
-class Adapters(Shown, dict[str, Adapter]):
-    """Adapters by name.
-
-    Attributes
-    ----------
-    broken
-        ``{"module (distribution)": PluginError}``: plugins that were found and cannot be used.
-    notes
-        Sentences about plugins that can be used and should be mended, or were left out.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken: dict[str, PluginError] = {}
-        self.notes: list[str] = []
-
-    def __repr__(self) -> str:
-        return "\n".join([f"<dlx.Adapters of {self._head()}>", *columns(self._rows())])
-
-    def _head(self) -> str:
-        broken = f", and {len(self.broken)} that cannot be used" if self.broken else ""
-        return f"{len(self)} frameworks{broken}"
-
-    def _rows(self) -> list[list[str]]:
-        """Return name, and version where it is imported, of each; then what is broken."""
-        rows = [[name, f"{adapter.package} {_version(adapter)}"] for name, adapter in self.items()]
-        return rows + [
-            [one_line(name), f"cannot be used: {one_line(str(error))}"] for name, error in self.broken.items()
-        ]
-
-    def _table(self) -> str:
-        return table(self._head(), ("name", "package"), self._rows())
-
-    def __rich_repr__(self) -> Iterator[Any]:
-        yield dict(self._rows())
-
-
-def _version(adapter: Adapter) -> str:
-    """Return the version of a framework, which is not imported for it."""
-    if sys.modules.get(adapter.package) is None:
-        return "(not imported)"
-    try:
-        return version_of(adapter)
-    except MemoryError:
-        raise
-    except Exception:  # of an adapter that is not dlx's
-        return "(version unknown)"
-
-
-@set_module("dlx")
-def adapters() -> Adapters:
-    """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
-
-    What an adapter says of its framework (`Adapter.dtypes`, `Adapter.devices`, `Adapter.capabilities`,
-    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out; it is in ``.broken`` of
-    what comes back.
-
-    Raises
-    ------
-    PluginError
-        If a plugin is broken and ``DLX_STRICT_PLUGINS`` is set.
-
-    Examples
-    --------
-    >>> import dlx, numpy
-    >>> dlx.adapters()["numpy"].dtypes.to_native(dlx.DType("float32"))
-    dtype('float32')
-    """
-    plugins = dict.fromkeys(registry.load_all().values())
-    found = Adapters()
-    found.update({adapter.name: adapter for adapter in registry.adapters()})
-    found.notes += registry.left_out()
-    for plugin in plugins:
-        found.notes += plugin.notes
-        if plugin.broken is not None:
-            found.broken[str(plugin)] = error_of(plugin)
-            if strict():
-                raise found.broken[str(plugin)]
-    return found

@@ -26,23 +26,9 @@ __all__ = ["decoded", "encoded", "has_sets", "parsed"]
 # {"arrays": [first, end]}. Keys that are all text, as most are, are {"names": [first, end]}, bytes of the names, which
 # zeros separate: these are read much faster.
 
-_KINDS: dict[type, str] = {
-    list: "list",
-    tuple: "tuple",
-    dict: "dict",
-    OrderedDict: "OrderedDict",
-    deque: "deque",
-    set: "set",
-    frozenset: "frozenset",
-}
+_KINDS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, dict, OrderedDict, deque, set, frozenset)}
 _KEYED = ("dict", "OrderedDict")
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "list": list,
-    "dict": dict,
-    "OrderedDict": OrderedDict,
-    "deque": deque,
-    "set": set,
-}
+_EMPTY: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (list, dict, OrderedDict, deque, set)}
 _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
 MAX_DEPTH = 200  # of tuples in a key, and of what is in a set: Python takes their hashes by recursion
 MAX_HASHED = 1 << 20  # values that the hash of a set's member is made of; a few tuples can hold one another so often

@@ -23,8 +23,8 @@ from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._protocols.pointer import dltensor
+from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
-from dlx._registry.lookup import array_of, container_of
 from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
@@ -103,10 +103,10 @@ def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
     MemoryError, OSError
         If there is no memory, or no descriptor, left.
     """
-    handler = container_of(type(obj))
+    handler = lookup.kind(type(obj)).handler
     failures = _Listed("shared memory", collect=True)
     if handler is None:
-        tree, objs, sources, path = None, [obj], [array_of(obj, target=request.target.name)[1]], None
+        tree, objs, sources, path = None, [obj], [lookup.source(obj, target=request.target.name)[1]], None
     else:
         tree = Tree(obj, handler, failures)
         objs, sources, path = tree.arrays, tree.sources, tree.path

@@ -38,5 +38,7 @@ class Late:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` and `doctest` look for such names
+            raise AttributeError(name)
         value = self.__dict__[name] = load_name(self._module, name)
         return value

@@ -15,21 +15,9 @@ from dlx._support.module import set_module
 from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
 
 __all__ = [
-    "MAX_MESSAGE",
-    "TypeCache",
-    "class_name",
-    "cut",
-    "derives",
-    "exception_text",
-    "find_in",
-    "first_line",
-    "foreign_error",
-    "is_key",
-    "message_of",
-    "module_of",
-    "safe_repr",
-    "type_name",
-]
+    "MAX_MESSAGE", "TypeCache", "class_name", "cut", "derives", "exception_text", "find_in", "first_line",
+    "foreign_error", "is_key", "message_of", "module_of", "safe_repr", "type_name",
+]  # fmt: skip
 
 MAX_MESSAGE = 1000
 """Characters of a foreign message that dlx repeats; the exception itself, the `__cause__`, has them all."""

@@ -12,7 +12,7 @@ from dlx._api import convert as convert  # the Python function of FAST_PATH
 from dlx._core.public import public
 from dlx._engine.request import Request, check_flags, request_of
 from dlx._engine.traced import leave_out
-from dlx._registry.plugin import TRACED
+from dlx._registry.plugin import TRACING
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr
 from dlx._using.call import Invocation
@@ -174,7 +174,7 @@ def using(
             result_like=result_like,
         )
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
-        if grad or getattr(to, "__name__", to) not in TRACED:
+        if grad or getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")
         else:
             wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # others' is not traced

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlx._engine.tree import Tree
 from dlx._registry.generic import BUFFER
-from dlx._registry.registry import registry
+from dlx._registry.lookup import adapter_of
 from dlx.adapter.base import Adapter
 
 __all__ = ["FunctionSpec", "Place", "tracked"]
@@ -98,7 +98,7 @@ class FunctionSpec:
             *_, parts, links = nodes[number]
             link = links.get(i)
             if link is None:
-                if registry.producer(parts[i]) is BUFFER:
+                if adapter_of(parts[i]) is BUFFER:
                     buffers.append((tree.path_in(number, i), parts[i]))
             elif link < 0:
                 arrays.add(id(tree.arrays[~link]))

@@ -25,7 +25,8 @@ from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
-from dlx._registry.lookup import TUPLE, what_is
+from dlx._registry import lookup
+from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
@@ -529,10 +530,10 @@ class CompiledCalls:
         return compiled.unflatten(operation.structure, results)
 
     def _look_up(self, kind: type) -> tuple[type, Any]:
-        """Return a type and what `what_is` says of it."""
+        """Return a type, and the adapter of such arrays or the handler of such containers."""
         if len(self._kinds) >= MAX_KNOWN:
             self._kinds.clear()
-        found = self._kinds[id(kind)] = kind, what_is(kind)
+        found = self._kinds[id(kind)] = kind, lookup.kind(kind).part
         return found
 
     def _renew(self) -> None:

@@ -12,8 +12,8 @@ from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.sources import device_of
-from dlx._registry import generic
-from dlx._registry.lookup import TUPLE, kind_of
+from dlx._registry import lookup
+from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import type_name
@@ -99,10 +99,10 @@ class Outputs:
 
     def returned(self, value: Any) -> Any:
         """Convert a result for the caller."""
-        what = kind_of(value)
+        what = lookup.look(value).part
         if self._caller is None and (what is None or self._identity.is_trivial()):
             return value
-        if what is None and not generic.is_refused(value):
+        if what is None and lookup.kind(type(value)).refusal is None:
             return value
         request = None
         if self._caller is not None:
@@ -157,7 +157,7 @@ class Outputs:
         """Return the conversion of some arrays of a result; a graph that it would cut is added to the failures."""
         some = [results[i] for i in rest]
         sources = [
-            source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
+            source if isinstance(source := lookup.look(array).part, Adapter) else tree.sources[i]
             for i, array in zip(rest, some, strict=True)
         ]
         if self._identity.recorded is not None:

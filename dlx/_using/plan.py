@@ -13,8 +13,7 @@ from typing import Any
 from dlx._engine.fast_path import other_kind
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._registry.array_like import refusal
-from dlx._registry.lookup import kind_of, what_is
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._support.reflect import is_key
 from dlx._using.function_spec import FunctionSpec
@@ -85,19 +84,19 @@ class _Kinds:
         return found
 
     def _find(self, kind: type) -> Any:
-        what = what_is(kind)
+        found = lookup.kind(kind)
+        what = found.part
         if isinstance(what, Adapter):
             return self._of_array(kind, what)
-        if what is None:
+        if found.verdict == "plain":
             return None
-        refused = refusal(kind)
-        if refused is not None:  # by name, unless it holds arrays of the function's framework, as a model does
-            return ... if self._target.adapter.package in refused.frameworks else False
+        if found.refusal is not None:  # unless it holds arrays of the function's framework, as a model does
+            return ... if self._target.adapter.package in found.refusal.frameworks else False
         if isinstance(what, Container) and what.holds == self._target.name and what.falls_to is not None:
             flatten = what.flatten if what.identity is None else functools.partial(_children, what)
             return flatten, _PLAIN[what.falls_to], True, True
-        found = other_kind(kind)
-        return {"passes": None, "looks": ..., "rule": found.get("parts")}.get(found["what"], False)
+        other = other_kind(kind)
+        return {"passes": None, "looks": ..., "rule": other.get("parts")}.get(other["what"], False)
 
     def _of_array(self, kind: type, adapter: Adapter) -> Any:
         is_inside = adapter is self._target.source
@@ -134,7 +133,7 @@ def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: 
     """Convert a result the complete way; `pairs`: (what was passed, the caller's own, whether it is a container)."""
     identity, seen = Identity(args[: spec.skipped], request.target), []
     for passed, own, is_container in pairs:
-        what = kind_of(own)
+        what = lookup.look(own).part
         if is_container:
             assert isinstance(what, Container)
             identity.add_container(passed, own, *what.flatten(own))

@@ -11,9 +11,9 @@ from typing import Any
 from dlx._core import native
 from dlx._engine.executor import mark_written
 from dlx._engine.seam import FAST_PATH
+from dlx._registry import lookup
 from dlx._registry.generic import BUFFER
-from dlx._registry.lookup import kind_of
-from dlx._registry.plugin import TRACED
+from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
 from dlx._support.imports import when_imported
 from dlx._using.call import Invocation
@@ -50,7 +50,7 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
 
 def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Stand for `native.call_converted` in a graph: tensors of the compiler's framework need no conversion."""
-    passes = (sys.modules[TRACED[0]].Tensor, bool, int, float, str, type(None))
+    passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
     stays = all(isinstance(each, passes) for each in (*args, *options.values()))
     return plan[0](*args, **options) if stays else plan
 
@@ -61,7 +61,7 @@ def _substitute(dynamo: Any) -> None:
         dynamo.substitute_in_graph(native.call_converted, skip_signature_check=True)(_call_traced)
 
 
-when_imported(f"{TRACED[0]}._dynamo", _substitute)
+when_imported(f"{TRACING[0]}._dynamo", _substitute)
 
 
 def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -70,13 +70,13 @@ def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[st
     values = [value for i, value in enumerate(args) if spec.is_written(i)]
     values += [value for name, value in options.items() if spec.is_option_written(name)]
     for value in values:
-        what = kind_of(value)
+        what = lookup.look(value).part
         if isinstance(what, Adapter):
             tensor = FAST_PATH._borrow(value, "dlx", True)
             if tensor is None or tensor.readonly:
                 return plan
             written.append((what, value))
-        elif what is not None or registry.producer(value) is BUFFER:
+        elif what is not None or lookup.adapter_of(value) is BUFFER:
             return plan
     result = None
     try:

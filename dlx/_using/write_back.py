@@ -11,7 +11,7 @@ from dlx._engine.batch import Batch, not_writable
 from dlx._engine.executor import mark_written
 from dlx._engine.request import request_of
 from dlx._engine.sources import adapter_failed
-from dlx._registry.lookup import array_of, kind_of
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import Place
@@ -144,7 +144,7 @@ class Writes:
 
 def _writable(obj: Any) -> bool:
     """Return whether an array can be written to by its own item assignment."""
-    source = kind_of(obj)
+    source = lookup.look(obj).part
     if not isinstance(source, Adapter) or source.arrays.immutable or not hasattr(type(obj), "__setitem__"):
         return False
     return registry.ready(source) is not None and not describe(obj).readonly
@@ -155,5 +155,5 @@ def _write(old: Any, new: Any) -> None:
     if not _writable(old):
         raise TypeError(f"{type(old).__name__} cannot be written to")
     request = request_of(None, like=old)
-    new, source = array_of(new, target=request.target.name)
+    new, source = lookup.source(new, target=request.target.name)
     (old[...],) = Batch(request, [new], [source]).run()

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from weakref import ref
 
 from dlx._core import native
@@ -29,12 +29,12 @@ from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import device_of
 from dlx._engine.traced import leave_out
-from dlx._registry import generic
-from dlx._registry.lookup import VIEW, is_plain, kind_of, stamp, what_is
+from dlx._registry import lookup
+from dlx._registry.lookup import VIEW
 from dlx._registry.registry import registry
 from dlx._support.display import Shown
 from dlx._support.locks import lock_of
-from dlx._support.reflect import is_key, module_of, safe_repr, type_name
+from dlx._support.reflect import module_of, safe_repr, type_name
 from dlx._support.tracebacks import REFUSALS, shorten
 from dlx._views import pytree
 from dlx.adapter.base import Adapter
@@ -85,11 +85,9 @@ class Options:
     ----------
     is_tracing
         `Adapter.is_tracing` of the target.
-    known_at
-        The stamp under which types were looked up; when it changes they are looked up again.
     """
 
-    __slots__ = ("collect", "convert", "flags", "is_tracing", "kinds", "known_at", "make", "request", "strict", "to")
+    __slots__ = ("collect", "convert", "flags", "is_tracing", "make", "request", "strict", "to")
 
     def __init__(
         self,
@@ -104,22 +102,13 @@ class Options:
         self.flags, self.is_tracing = flags, request.target.adapter.is_tracing
         self.request, self.make, self.convert = request, make, convert
         self.to, self.strict, self.collect = to, strict, collect
-        self.known_at = stamp()
-        self.kinds: dict[type, Any] = {}
 
-    def known(self, kind: type) -> Any:
-        """Return the cached answer of `what_is` for a type; MISSING where there is none, or it is stale."""
-        now = stamp()
-        if now != self.known_at:
-            self.kinds, self.known_at = {}, now
-        return self.kinds.get(kind, MISSING) if type(kind) is type or is_key(kind) else MISSING
 
-    def learn(self, kind: type) -> Any:
-        """Return the answer of `what_is` for a type, and keep it."""
-        what = what_is(kind)
-        if is_key(kind):
-            self.kinds[kind] = what
-        return what
+class Moved(NamedTuple):
+    """An object that has no slot, and its result, both referred to weakly."""
+
+    source: Callable[[], Any] | None  # None: the result is a view, which holds the object
+    result: Callable[[], Any]
 
 
 class Scope:
@@ -135,7 +124,7 @@ class Scope:
     known
         Name of a source's object -> a slot that holds it and its result; a plain int is a slot of the root.
     moved
-        Name -> (the object, its result), weakly; for what has no slot, or lost it.
+        Name -> the object and its result, if it has no slot, or lost it.
     back
         Address of a result -> name; None until it is needed.
     root
@@ -151,7 +140,7 @@ class Scope:
         self.options, self.owned = options, owned
         self.known: dict[Any, Any] = {}
         self.root: Any = None
-        self.moved: dict[Any, tuple[Any, Any]] = {}
+        self.moved: dict[Any, Moved] = {}
         self.back: dict[int, Any] | None = None
         self._lock: threading.RLock | None = None
         self._full = 256  # sweep when it is that large
@@ -170,10 +159,8 @@ class Scope:
         """
         options, kind, inner = self.options, type(obj), (path, handler, key)
         try:
-            what = options.known(kind)
-            if what is MISSING:
-                what = options.learn(kind)
-            if what is None:
+            found = lookup.kind(kind)
+            if found.verdict == "plain":
                 return obj
             name = name_of(obj, handler)
             with self.lock():
@@ -182,8 +169,7 @@ class Scope:
                     new = self.owned.get(name, lambda: None)()
                 if new is not None:
                     return new
-                if what is kind:  # a class may not even say what it is
-                    what = generic.strict_array_adapter(obj, options.strict)
+                what = lookup.look(obj, options.strict).part
                 if what is None:
                     return obj
                 if isinstance(what, Container):
@@ -236,18 +222,19 @@ class Scope:
         moved = self.moved
         try:
             # A view of the object itself holds it; a view of what the object's `live` returns does not.
-            held = what_is(type(new)) is VIEW and name_of(new._source, new._handler) == name
+            held = lookup.kind(type(new)).handler is VIEW and name_of(new._source, new._handler) == name
             result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
 
                 def remove(dead: Any) -> None:
-                    if moved.get(name, (None, None))[1] is dead:
-                        del moved[name]
+                    entry = moved.get(name)
+                    if entry is not None and entry.result is dead:
+                        moved.pop(name, None)
 
                 result = ref(new, remove)
         except TypeError:  # the result cannot be referred to weakly
             return
-        moved[name] = (source, result)
+        moved[name] = Moved(source, result)
         if self.back is not None:
             self.back[id(new)] = name
         self.sweep()
@@ -267,13 +254,10 @@ class Scope:
         slot = self._at(name)
         if slot is not None:
             return slot[1]
-        pair = self.moved.get(name)
-        if pair is None:
-            return None
-        new = pair[1]()
-        if pair[0] is None:  # a view, which holds it
-            return new
-        alive = pair[0]()
+        moved = self.moved.get(name)
+        if moved is None or moved.source is None:
+            return None if moved is None else moved.result()
+        new, alive = moved.result(), moved.source()
         return new if alive is obj or (alive is not None and name != id(obj)) else None
 
     def sweep(self) -> None:
@@ -283,8 +267,8 @@ class Scope:
         for name, entry in list(self.known.items()):
             if self._at(name) is None and self.known.get(name) is entry:
                 del self.known[name]
-        for name, pair in list(self.moved.items()):
-            if pair[1]() is None and self.moved.get(name) is pair:
+        for name, moved in list(self.moved.items()):
+            if moved.result() is None and self.moved.get(name) is moved:
                 del self.moved[name]
         self._full = 4 * max(len(self.known), len(self.moved)) + 256
         self.back = None
@@ -292,17 +276,21 @@ class Scope:
     def source_of(self, obj: Any) -> Any:
         """Return the source's own object for a result of this scope; anything else as it is."""
         if self.back is None:
-            alive = [(name, pair[1]()) for name, pair in list(self.moved.items())]
+            alive = [(name, moved.result()) for name, moved in list(self.moved.items())]
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if name is None or is_plain(type(obj)):  # a ``__dlx_tree__`` object may have become any number, or None
+        if (
+            name is None or lookup.kind(type(obj)).verdict == "plain"
+        ):  # a ``__dlx_tree__`` object may have become any number, or None
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
             return slot[0]
-        pair = self.moved.get(name)
-        source = pair[0]() if pair is not None and pair[0] is not None and pair[1]() is obj else None
+        moved = self.moved.get(name)
+        if moved is None or moved.source is None or moved.result() is not obj:
+            return obj
+        source = moved.source()
         return obj if source is None else source
 
 
@@ -348,7 +336,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
         For errors.
     """
     value = scope.source_of(value)
-    what = kind_of(value)
+    what = lookup.look(value).part
     if what is None:
         return value
     adapter, device = _framework_of(old, children)
@@ -362,10 +350,10 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
 
 def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
     """Return the framework and device of an array that is replaced; else the one framework of the first children."""
-    what = None if old is None else kind_of(old)
+    what = None if old is None else lookup.look(old).part
     if isinstance(what, Adapter):
         return what, device_of(what, old)
-    adapters = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
+    adapters = {found for child in islice(children, SAMPLE) if isinstance(found := lookup.look(child).part, Adapter)}
     return (adapters.pop() if len(adapters) == 1 else None), None
 
 
@@ -512,7 +500,7 @@ class View(Shown):
                 if element is MISSING:
                     element = self._at(key)
                 new = self._scope.result(element, self._handler, self._path, key)
-                if new is not element or isinstance(kind_of(new), Adapter):
+                if new is not element or isinstance(lookup.look(new).part, Adapter):
                     with contextlib.suppress(TypeError):  # it cannot be referred to weakly: it is made anew each time
                         self._slots[key] = ref(new)
                     if not len(self._slots) & 63:
@@ -561,7 +549,7 @@ class View(Shown):
         """Return whether an element is a value: the same array or container, or equal data."""
         if element is value or (self._handler.identity is not None and self._same(element, value)):
             return True
-        if kind_of(element) is not None or kind_of(value) is not None:
+        if lookup.look(element).part is not None or lookup.look(value).part is not None:
             return False
         return bool(element == value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import get_cache_token
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -11,7 +10,8 @@ from typing import Any
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
-from dlx._registry.lookup import VIEW, container_of
+from dlx._registry import lookup
+from dlx._registry.lookup import VIEW
 from dlx._registry.registry import registry
 from dlx._support.reflect import TypeCache, derives
 from dlx._support.tracebacks import REFUSALS, name_action
@@ -147,18 +147,18 @@ class ViewMaker:
     ----------
     options
         The options.
-    known_at
-        Both parts of the stamp when they were made.
+    generation
+        The registry's, before they were made.
     listed
         Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
     """
 
-    __slots__ = ("known_at", "listed", "options")
+    __slots__ = ("generation", "listed", "options")
 
-    def __init__(self, options: Options) -> None:
-        self.options, self.known_at = options, options.known_at
+    def __init__(self, options: Options, generation: int) -> None:
+        self.options, self.generation = options, generation
         self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
-            id(kind): (kind, container_of(kind), cls) for kind, cls in _EXACT.items()
+            id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()
         }
 
     def view(self, obj: Any, owned: dict[Any, Any] | None = None) -> Any:
@@ -167,7 +167,7 @@ class ViewMaker:
         found = self.listed.get(id(kind))
         if found is not None:
             return found[2](obj, found[1], scope, None)
-        handler = container_of(kind)
+        handler = lookup.kind(kind).handler
         new = None if handler is None else make(obj, handler, scope, None)
         if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
             self.listed[id(kind)] = kind, handler, partial(_made, type(new))
@@ -183,20 +183,21 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
         maker = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
         return None
-    if maker is None or maker.known_at[0] != registry.generation or maker.known_at[1] != get_cache_token():
+    if maker is None or maker.generation != registry.generation:
         return None
     found = maker.listed.get(id(type(obj))) if view is None else None
     if found is not None:
         return found[2](obj, found[1], Scope(maker.options), None)
     if view is None:
         return maker.view(obj)
-    handler = container_of(type(obj))
+    handler = lookup.kind(type(obj)).handler
     return None if handler is None else view(obj, handler, Scope(maker.options), None)
 
 
 def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
     """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
-    return ViewMaker(Options(request, make, _convert, to, flags=flags))
+    generation = registry.generation
+    return ViewMaker(Options(request, make, _convert, to, flags=flags), generation)
 
 
 def lazy_view(
@@ -227,11 +228,11 @@ def lazy_view(
     view
         Class of the view; None: that of the container's type.
     """
-    handler = container_of(type(obj))
+    generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
     options = Options(request, make, _convert, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
-        _plain[to] = ViewMaker(options)
+        _plain[to] = ViewMaker(options, generation)
     scope = Scope(options, owned)
     for old, new in known:
         scope.know(id(old), old, new)

@@ -19,10 +19,6 @@ class Values(ValuesView[Any]):
 
     _mapping: Any
 
-    def __iter__(self) -> Iterator[Any]:
-        for key in self._mapping:
-            yield self._mapping[key]
-
     def __reversed__(self) -> Iterator[Any]:
         for key in reversed(self._mapping):
             yield self._mapping[key]
@@ -35,10 +31,6 @@ class Items(ItemsView[Any, Any]):
     """Keys and results of a view, converted as they are reached."""
 
     _mapping: Any
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for key in self._mapping:
-            yield key, self._mapping[key]
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
         for key in reversed(self._mapping):
@@ -60,9 +52,8 @@ class MappingView(KeyedView, Mapping[K, V]):
         def __getitem__(self, key: K) -> V: ...
 
     def __iter__(self) -> Iterator[Any]:
-        return cast(
-            "Iterator[Any]", iter(self._source.keys())
-        )  # iterating some mappings (TensorDict) gives something else
+        keys: Iterator[Any] = iter(self._source.keys())  # iterating some mappings (TensorDict) gives something else
+        return keys
 
     def __reversed__(self) -> Iterator[Any]:
         return cast("Iterator[Any]", reversed(self._source.keys()))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
-from dlx._registry.lookup import LIST, TUPLE, kind_of
+from dlx._registry.lookup import LIST, TUPLE, look
 from dlx._support.reflect import derives
 from dlx._views.base import MISSING, KeyedView, is_view
 from dlx.adapter.declarations import Container
@@ -83,11 +83,6 @@ class SequenceView(KeyedView, Sequence[T]):
         while i < len(self._source):
             yield self._touch(i)
             i += 1
-
-    def __reversed__(self) -> Iterator[T]:
-        i = len(self._source)
-        while (i := i - 1) >= 0:
-            yield self[i]
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
         """Yield (index, the source's element); of elements made anew, the cached results instead."""
@@ -282,7 +277,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
         if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
             return [*(values._source if isinstance(values, SequenceView) else values)]
-        return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
+        return [values[k] if isinstance(look(x).part, Container) else x for k, x in enumerate(values._source)]
 
     def _drop(self, i: int) -> None:
         """Drop the result of one index, under its positive and its negative number."""

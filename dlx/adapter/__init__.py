@@ -8,6 +8,7 @@ looked up when their package is there.
 from dlx.adapter.arrow import ArrowSource, arrow_info
 from dlx.adapter.base import *  # noqa: F403
 from dlx.adapter.base import __all__ as _base
+from dlx.adapter.files import file_handler, flatten_mapping
 from dlx.adapter.hookspecs import offer
 
-__all__ = [*_base, "ArrowSource", "arrow_info", "offer"]
+__all__ = [*_base, "ArrowSource", "arrow_info", "file_handler", "flatten_mapping", "offer"]

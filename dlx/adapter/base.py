@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import ref
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
@@ -20,7 +21,7 @@ from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType,
 from dlx._protocols import dlpack
 from dlx._support.locks import unlocked
 from dlx._support.module import set_module
-from dlx._support.reflect import type_name
+from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
     Arrays,
@@ -40,45 +41,12 @@ from dlx.adapter.gradients import CompiledFunction, GradSupport, Operation
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
 __all__ = [
-    "COMMON_DTYPES",
-    "OWNER_BOUNDS",
-    "Adapter",
-    "ArrayInfo",
-    "Arrays",
-    "Blocker",
-    "Capabilities",
-    "CompiledFunction",
-    "Container",
-    "DType",
-    "DTypes",
-    "Description",
-    "Device",
-    "Devices",
-    "FastPath",
-    "GradSupport",
-    "Guard",
-    "KnownIssue",
-    "Layout",
-    "Operation",
-    "Owner",
-    "Placement",
-    "ReportedDevices",
-    "Stream",
-    "StreamSupport",
-    "Tensor",
-    "WriteTracking",
-    "arrow_exchange",
-    "at_rest",
-    "buffer_exchange",
-    "consumed",
-    "forward",
-    "keeping",
-    "look_up",
-    "over_memory",
-    "type_name",
-    "unmarked",
-    "viewed",
-]
+    "COMMON_DTYPES", "OWNER_BOUNDS", "Adapter", "ArrayInfo", "Arrays", "Blocker", "Capabilities", "CompiledFunction",
+    "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
+    "KnownIssue", "Layout", "Operation", "Owner", "Placement", "ReportedDevices", "Stream", "StreamSupport", "Tensor",
+    "WriteTracking", "arrow_exchange", "at_rest", "buffer_exchange", "consumed", "forward", "keeping", "look_up",
+    "over_memory", "tensor_info", "type_name", "unmarked", "viewed",
+]  # fmt: skip
 
 COMMON_DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -527,6 +495,27 @@ def over_memory(
     """
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+_names: TypeCache[str] = TypeCache()
+
+
+@set_module("dlx.adapter")
+def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
+    """Return a `FastPath.describe` for arrays of which their tensor and their type say all.
+
+    Parameters
+    ----------
+    protocols
+        How their type gives out memory: ``"__dlpack__"``, ``"buffer"`` and the like.
+    """
+
+    def describe(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+        kind: Any = type(obj)
+        name = _names.get(ref(kind)) or _names.keep(kind, type_name(kind))
+        return ArrayInfo.of_tensor(tensor, framework, name, protocols)
+
+    return describe
 
 
 consumed = native.capsule_claim

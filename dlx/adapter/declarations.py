@@ -16,20 +16,9 @@ from dlx._support.module import set_module
 from dlx.errors import Attribute, ConversionError, LayoutError, Member
 
 __all__ = [
-    "ALIGNMENTS",
-    "OWNER_BOUNDS",
-    "Arrays",
-    "Blocker",
-    "Capabilities",
-    "Container",
-    "FastPath",
-    "Guard",
-    "KnownIssue",
-    "Layout",
-    "Owner",
-    "StreamSupport",
-    "WriteTracking",
-]
+    "ALIGNMENTS", "OWNER_BOUNDS", "Arrays", "Blocker", "Capabilities", "Container", "FastPath", "Guard", "KnownIssue",
+    "Layout", "Owner", "StreamSupport", "WriteTracking",
+]  # fmt: skip
 
 OWNER_BOUNDS = "owner_bounds"
 """What `FastPath.guard_function` says when it compares tensors with the bytes that their owner has."""

@@ -51,7 +51,7 @@ def _framework(name: str) -> dict[str, Any]:
     from dlx._version import __version__
     from dlx.adapter.base import version_of
     from dlx.cli.sources.objects import capsule_facts
-    from dlx.cli.sources.samples import array_of
+    from dlx.cli.targets import array_of
 
     start = time.perf_counter()
     adapter = registry.target(name).adapter

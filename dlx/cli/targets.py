@@ -1,4 +1,4 @@
-"""Where an entry could go: the targets that are installed, and a plan for each."""
+"""Where an entry could go: the targets that are installed, an array of each, and a plan for each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx._api import convert as api
+from dlx._core.extension import ffi
 from dlx._core.types import HOST
 from dlx._engine.plan import Plan, Step
-from dlx._registry.registry import adapters
+from dlx._protocols.pointer import empty
+from dlx._registry.listing import adapters
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
 from dlx.errors import ConversionError, DlxError, sentences, written
 
-__all__ = ["Outcome", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
+__all__ = ["Outcome", "array_of", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
 
 _ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
 
@@ -114,6 +116,16 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
         if error is not None and not isinstance(error, ConversionError):
             raise BadInput(sentences(error.reason, error.fix))
     return names
+
+
+def array_of(framework: str, dtype: str, shape: tuple[int, ...] = (6,)) -> Any:
+    """Return an array of a framework with a dtype, whose memory is aligned to 64 bytes, or raise what says no."""
+    aligned = empty(shape, dtype, device="cpu")
+    nbytes = max(aligned.nbytes, 1)
+    ffi.memmove(ffi.cast("void *", aligned.data_ptr), bytes(nbytes), nbytes)  # bools must be 0 or 1
+    if framework == "dlx":
+        return aligned
+    return api.convert(aligned, to=framework)
 
 
 def refusal(plan: Plan) -> DlxError | None:

@@ -145,8 +145,6 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(
-    name: str,
-    promise: str,
     *,
     kind: str,
     about: str,
@@ -154,13 +152,20 @@ def check(
     alone: bool = False,
     shows: str = "",
     see: str = "",
+    name: str = "",
+    promise: str = "",
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Register a function as a check; the imports that its `shows` needs are added."""
-    assert kind in KINDS and severity in SEVERITIES and name not in CHECKS
+    """Register a function as a check of its name, whose docstring is the promise.
+
+    The imports that `shows` needs are added.
+    """
+    assert kind in KINDS and severity in SEVERITIES
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
+        called, text = name or function.__name__.replace("_", "-"), promise or function.__doc__ or ""
+        assert called not in CHECKS
         code = _with_imports(shows) if shows else ""
-        made = CHECKS[name] = Check(name, promise, kind, about, severity, function, alone, code, see)
+        made = CHECKS[called] = Check(called, text, kind, about, severity, function, alone, code, see)
         return made
 
     return enter

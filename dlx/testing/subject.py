@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlx._protocols.dlpack import keywords_of
-from dlx._registry.registry import adapters, registry
+from dlx._registry.listing import adapters
+from dlx._registry.registry import registry
 from dlx._support.module import set_module
 from dlx._support.reflect import exception_text
 from dlx.adapter.base import Adapter

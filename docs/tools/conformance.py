@@ -58,7 +58,7 @@ def as_page(libraries: Sequence[Library], picture: str) -> str:
     titles = ", ".join(each.title for each in libraries)
     parts = [
         "# What DLPack libraries keep, and what they break",
-        f"Graded on {today} by `make conformance` (dlx {__version__}, Python {platform.python_version()}, "
+        f"Graded on {today} by `python -m dlx.testing --json` (dlx {__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}, no GPU): {titles}. "
         "Each library is a generic producer, met through `__dlpack__`, `__dlpack_device__` and its `from_dlpack`.",
         "A promise is one sentence of the DLPack specification, of the array API standard, or of plain safety. Each is "

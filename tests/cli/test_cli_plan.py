@@ -17,8 +17,7 @@ from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.adapter.base import version_of
 from dlx.cli import probe
 from dlx.cli.commands import doctor
-from dlx.cli.sources.samples import array_of
-from dlx.cli.targets import installed
+from dlx.cli.targets import array_of, installed
 
 DTYPES = [dtype.name for dtype in package.DType.all()]
 

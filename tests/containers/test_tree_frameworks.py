@@ -170,13 +170,13 @@ def test_an_answer_that_was_overtaken_is_not_kept(monkeypatch):
     def overtaken(kind):
         monkeypatch.undo()
         registry._forget()  # as another thread does
-        assert lookup.container_of(Other) is None
-        return lookup.LIST
+        assert lookup.kind(Other).handler is None
+        return lookup.Kind(None, lookup.LIST, "container")
 
-    assert lookup.container_of(Other) is None
-    monkeypatch.setattr(lookup, "_look_up", overtaken)
-    assert lookup.container_of(Thing) is lookup.LIST
-    assert lookup.container_of(Thing) is None
+    assert lookup.kind(Other).handler is None
+    monkeypatch.setattr(lookup, "_classify", overtaken)
+    assert lookup.kind(Thing).handler is lookup.LIST
+    assert lookup.kind(Thing).handler is None
 
 
 class Handle:

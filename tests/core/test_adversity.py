@@ -291,7 +291,7 @@ def test_broken_metadata_of_others_breaks_nothing(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     registry = Registry()
-    assert registry.producer(object()) is None
+    assert registry.owner(object) is None
     assert any(isinstance(found.broken, TypeError) for found in registry.load_all().values())
 
 

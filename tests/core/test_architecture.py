@@ -99,6 +99,8 @@ def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
         if structure.layer(module) == "_using":  # by the decorator, without which nothing of it is loaded
             assert "dlx._api.convert" in reached("dlx._using.decorator")
     assert "dlx._api.convert" in reached("dlx._api.open")  # for the views of a file
+
+
 @pytest.mark.parametrize("folder", ["dlx/testing", "benchmarks"])
 def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
     """A library does not depend on a command; what both need is in `dlx._support`."""
@@ -120,10 +122,9 @@ C_RANKS = {
     "core": 1,
     "cuda": 2,
     "base": 3,
-    **dict.fromkeys(("object", "interop", "view", "convert", "call", "python"), 4),
+    **dict.fromkeys(("object", "interop", "view", "convert", "call"), 4),
 }
 BRIDGE = "c_src/base/module.c"  # which adds everything to the module
-TO_DIVIDE = {"c_src/python/fast_path.c", "py_route", "walk"}  # by the rebuild of the fast path, which empties this list
 
 
 def test_c_files_include_downwards_only():
@@ -160,10 +161,9 @@ def test_c_files_and_structs_are_small():
     larger = {"cu_table"}  # a function of the CUDA driver each: one macro lists them
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         text = path.read_text(encoding="utf-8")
-        if str(path.relative_to(ROOT)) not in TO_DIVIDE:
-            assert text.count("\n") <= 600, path.name
+        assert text.count("\n") <= 600, path.name
         for name, n in structure.c_structs(text).items():
-            assert n <= 24 or name in larger | TO_DIVIDE, f"{name} of {path.name} has {n} members"
+            assert n <= 24 or name in larger, f"{name} of {path.name} has {n} members"
 
 
 def test_members_of_structs_are_counted():

@@ -26,7 +26,7 @@ def lint(*files):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("folder", ["c_src/interop", "c_src/core", "adapters"])
+@pytest.mark.parametrize("folder", ["c_src/convert", "c_src/core", "adapters"])
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
     """In a file as those of a folder are compiled: by the flags that the folder has."""
@@ -46,7 +46,7 @@ def test_every_c_file_is_looked_at():
     import lint_c
 
     found = {str(path.relative_to(ROOT)) for path in lint_c.files()}
-    assert {"c_src/interop/cuda.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
+    assert {"c_src/convert/identity.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
             "tests/c/lying.c"} <= found  # fmt: skip
     assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("adapters/*.c")} <= {*lint_c.files()}
     assert "lint_c.py" in (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]

@@ -19,6 +19,7 @@ from registries import use
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._registry import lookup
 from dlx._registry.registry import Registry, registry
 from dlx.adapter import Description
 
@@ -379,10 +380,8 @@ def test_without_probe_known_refusals_are_still_said():
 @pytest.mark.parametrize("source", ["array", "tensor", "leaf", "conj", "swapped"])
 def test_arrays_with_an_adapter_are_never_exported_by_a_plan(np, torch, monkeypatch, source):
     """For arrays with an adapter a plan needs no capsule at all."""
-    from dlx._registry.registry import registry
-
     obj = SOURCES[source](np, torch, None)
-    monkeypatch.setattr(registry.producer(obj), "export", pytest.fail)
+    monkeypatch.setattr(lookup.adapter_of(obj), "export", pytest.fail)
     assert dlx.plan(obj, "dlx", detach=True).outcome in ("shared", "copied")
 
 
@@ -645,7 +644,7 @@ def test_what_an_export_says_is_what_the_array_says(np, torch):
     tensors += [torch.ones((), dtype=getattr(torch, name)) for name in ("bfloat16", "bool", "complex64", "int64")]
     tensors += [torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(3).expand(2, 3)]
     for obj in (*arrays, *tensors):
-        adapter = registry.producer(obj)
+        adapter = lookup.adapter_of(obj)
         found = adapter.describe(obj)
         assert found.tensor is not None
         assert found.info() == adapter._info(obj)

@@ -20,6 +20,7 @@ from dlx._core.native import ffi
 from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.streams import StreamSync
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx.adapter import Capabilities, StreamSupport
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
@@ -211,7 +212,7 @@ def test_borrowed_for_a_stream(cuda, lib_a):
 
 def convert_together(arrays, to, **options):
     """Convert arrays in one call, stage by stage, as trees are."""
-    sources = [registry.producer(array) for array in arrays]
+    sources = [lookup.adapter_of(array) for array in arrays]
     return Batch(Request(registry.target(to), **options), list(arrays), sources).run()
 
 

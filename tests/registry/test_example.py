@@ -470,7 +470,7 @@ def test_copies_inside_the_framework_are_its_own(ea):
 
 
 def test_the_command_knows_it(ea, site):
-    """doctor, dtypes, devices, plan and bench, each with its name, in processes that were told nothing of it."""
+    """doctor, dtypes, devices and plan, each with its name, in processes that were told nothing of it."""
     path = os.pathsep.join([str(site), str(ROOT), str(ROOT / "adapters")])
     env = {**os.environ, "PYTHONPATH": path}
 
@@ -493,7 +493,6 @@ def test_the_command_knows_it(ea, site):
         and found["float64", "examplearray"] == "same"
     )
     assert probe.ask("devices", "examplearray")["devices"][0]["device"] == "cpu"
-    assert document("bench", "--pairs", "examplearray:dlx", "--quick")["pairs"][0]["outcome"] == "shared"
 
 
 def test_the_command_inspects_its_objects(site, tmp_path):

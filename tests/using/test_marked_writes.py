@@ -184,7 +184,7 @@ def test_any_adapter_may_keep_account(np, torch, monkeypatch):
     """`WriteTracking.mark_written` of whatever framework the array is of; what it raises names the adapter."""
     from dlx._registry.registry import registry
 
-    adapter = registry.producer(np.ones(1))
+    adapter = registry.owner(np.ndarray)
     marked = []
     tracking = dataclasses.replace(adapter.writes, mark_written=marked.append)
     monkeypatch.setattr(adapter, "writes", tracking)
@@ -205,17 +205,15 @@ def test_any_adapter_may_keep_account(np, torch, monkeypatch):
 
 def test_borrow_marks_the_array_that_an_object_stands_for(torch, monkeypatch):
     """As a DataArray of xarray stands for its data."""
-    from dlx._api import c_interop
+    from dlx._registry import lookup
+    from dlx.adapter import Container
 
     class Holder:
         pass
 
     tensor = torch.ones(3)
-    found = c_interop.array_of
-    monkeypatch.setattr(
-        c_interop, "array_of", lambda obj, **parts: found(tensor if type(obj) is Holder else obj, **parts)
-    )
-    monkeypatch.setattr(c_interop, "container_of", lambda kind: kind if kind is Holder else None)
+    wrapper = Container(kind="wrapper", flatten=lambda obj: (None, [tensor]))
+    monkeypatch.setitem(lookup._EXACT, Holder, lookup.Kind(None, wrapper, "container"))
     before = tensor._version
     with dlx.borrow(Holder()):
         pass

@@ -477,15 +477,15 @@ def test_adapters_that_are_loaded_later_are_asked(monkeypatch):
 
 def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
     """What was found of the types before it was there is not kept, nor used."""
-    what_is = plan.what_is
+    find = plan._Kinds._find
 
-    def loading(kind):
-        monkeypatch.setattr(plan, "what_is", what_is)
+    def loading(self, kind):
+        monkeypatch.setattr(plan._Kinds, "_find", find)
         registry._forget()
-        return what_is(kind)
+        return find(self, kind)
 
     again = dlx.using("torch")(lambda x: x + 1)
-    monkeypatch.setattr(plan, "what_is", loading)
+    monkeypatch.setattr(plan._Kinds, "_find", loading)
     for _ in range(3):
         assert type(again(np.ones(2))) is np.ndarray
     assert len(invocations) == 1
@@ -624,7 +624,7 @@ def test_coroutines_and_generators_take_the_complete_way(invocations):
 def test_an_array_that_is_recorded_from_some_call_on_is_refused(monkeypatch):
     """As tensorflow's tapes do it: the array and its type are what they were in the calls before."""
     array = pytest.importorskip("jax.numpy").arange(3.0)
-    adapter, watched = registry.knows(type(array)), []
+    adapter, watched = registry.owner(type(array)), []
     monkeypatch.setattr(adapter, "gradients", GradSupport(lambda array: bool(watched)), raising=False)
     double = dlx.using("numpy")(lambda x: x * 2)
     for _ in range(3):

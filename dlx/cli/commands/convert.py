@@ -15,8 +15,8 @@ from dlx._files.atomic import replaced
 from dlx._files.header import NO_ARRAYS
 from dlx._files.mapping import Archive, mapped
 from dlx._files.writing import FORMATS, Item, write
+from dlx._registry import lookup
 from dlx._registry.generic import Deferred
-from dlx._registry.lookup import container_of
 from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
 from dlx.cli.model import BadInput, counted
@@ -101,7 +101,7 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
         if isinstance(value, Deferred) and value.info.dtype_name in NO_ARRAYS:
             names.append(str(key))
             continue
-        if container_of(type(value)) is None and entries_of(value, dotted)[0]:
+        if lookup.kind(type(value)).handler is None and entries_of(value, dotted)[0]:
             add(str(key) or stem, value, "", functools.partial(archive.__getitem__, key))
             continue
         entries, rest = entries_of({key: value}, dotted)  # a .pt file holds trees, and plain data

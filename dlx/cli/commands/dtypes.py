@@ -10,12 +10,11 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._core.types import DType
-from dlx._registry.registry import adapters
+from dlx._registry.listing import adapters
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
-from dlx.cli.sources.samples import array_of
 from dlx.errors import DlxError
 
 __all__ = ["run"]
@@ -112,7 +111,7 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of frameworks, about dtypes that they call experimental
         try:
-            array = array_of(origin, dtype)
+            array = targets.array_of(origin, dtype)
         except (DlxError, TypeError, ValueError, RuntimeError):
             return {goal: {"outcome": "", "why": "", "brief": ""} for goal in goals}
         return {goal: _cell(array, goal) for goal in goals}

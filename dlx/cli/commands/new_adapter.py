@@ -102,7 +102,7 @@ def _types(module: ModuleType | None, package: str) -> list[str]:
     classes = {
         name: each
         for name, each in vars(module).items()
-        if isinstance(each, type) and name[0] != "_" and registry.knows(each) is None
+        if isinstance(each, type) and name[0] != "_" and registry.owner(each) is None
     }
     found = [name for name, each in classes.items() if hasattr(each, "__dlpack__")]
     found = found or [name for name in ("Array", "Tensor", "ndarray", "NDArray") if name in classes]

@@ -1,1 +1,1 @@
-"""What a command reads: headers of files, objects in memory, and arrays made to be tried."""
+"""What a command reads: headers of files, and objects in memory."""

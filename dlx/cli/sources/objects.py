@@ -22,7 +22,7 @@ from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, contiguous
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._protocols import dlpack
-from dlx._registry.lookup import container_of
+from dlx._registry import lookup
 from dlx._support.reflect import exception_text, type_name
 from dlx._support.text import one_line
 from dlx._views.base import View
@@ -60,7 +60,7 @@ def read_object(name: str, module: str, path: str) -> Source:
     found = type_name(type(obj))
     notes = [f"imported {module}, which ran its code"]
     try:
-        state = callable(getattr(type(obj), "state_dict", None)) and container_of(type(obj)) is None
+        state = callable(getattr(type(obj), "state_dict", None)) and lookup.kind(type(obj)).handler is None
         if state:
             obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
         elif isinstance(obj, View):
@@ -109,7 +109,7 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
 
     A lazy view stands for its source; nothing is converted. ``named(path)`` is the name of an entry.
     """
-    handler = container_of(type(root))
+    handler = lookup.kind(type(root)).handler
     if handler is None:
         entry = _looked_at("", root)
         return ([], 1) if entry is None else ([entry], 0)

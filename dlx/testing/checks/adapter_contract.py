@@ -104,12 +104,9 @@ def same(back: Any, source: Source, what: str) -> None:
     must(found == source.elements(), f"{what}: the elements changed")
 
 
-@check(
-    "adapter-contract", "What the adapter declares can be looked up, and its dtypes and devices translate both ways.",
-    kind="adapter", about="contract", severity="refuses",
-)  # fmt: skip
+@check(kind="adapter", about="contract", severity="refuses")
 def adapter_contract(lib: Subject) -> None:
-    """Go through its data, its framework imported."""
+    """What the adapter declares can be looked up, and its dtypes and devices translate both ways."""
     adapter = own_of(lib)
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
     must(str(version_of(adapter)), "it does not know its framework's version")
@@ -141,12 +138,10 @@ def _taken(target: Any) -> Tensor | None:
     return next((made for _, source in sources(target) if not target.check(made := tensor_of(source))), None)
 
 
-@check(
-    "adapter-round-trips", "Every dtype that the adapter takes goes in and comes back with every bit.",
-    kind="adapter", about="dtypes", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="dtypes", severity="wrong")
 def adapter_round_trips(lib: Subject) -> None:
-    """From dlx.Tensor into the framework and back, for each dtype of its capabilities."""
+    """Every dtype that the adapter takes goes in and comes back with every bit."""
+    # From dlx.Tensor into the framework and back, for each dtype of its capabilities.
     target = target_of(lib)
     shape = (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
     for dtype in dtypes_of(target):
@@ -158,12 +153,10 @@ def adapter_round_trips(lib: Subject) -> None:
         same(back, source, dtype)
 
 
-@check(
-    "adapter-narrowing", "A dtype that the adapter does not take is refused.",
-    kind="adapter", about="dtypes", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="dtypes", severity="wrong")
 def adapter_narrowing(lib: Subject) -> None:
-    """Convert every other dtype; the round trip must be exact."""
+    """A dtype that the adapter does not take is refused."""
+    # Convert every other dtype; the round trip must be exact.
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
         source = Source(dtype, (24,) if target.capabilities.ndims[1] < 2 else (4, 6))
@@ -172,12 +165,10 @@ def adapter_narrowing(lib: Subject) -> None:
             same(api.convert(inside, to="dlx"), source, dtype)
 
 
-@check(
-    "adapter-layouts", "Every layout comes in right: shared or copied, as `dlx.plan` says.",
-    kind="adapter", about="layouts", severity="wrong", alone=True,
-)  # fmt: skip
+@check(kind="adapter", about="layouts", severity="wrong", alone=True)
 def adapter_layouts(lib: Subject) -> None:
-    """Convert sources of every layout, with every value of copy=."""
+    """Every layout comes in right: shared or copied, as `dlx.plan` says."""
+    # Convert sources of every layout, with every value of copy=.
     target = target_of(lib)
     for name, source in sources(target):
         for copy in (None, False, True):
@@ -194,12 +185,10 @@ def adapter_layouts(lib: Subject) -> None:
             must(copy is not False or address == source.address, f"{name}: copied in spite of copy=False")
 
 
-@check(
-    "adapter-capabilities", "What its capabilities allow is taken as it is: shared, unless they say that it copies.",
-    kind="adapter", about="layouts", severity="fatal", alone=True,
-)  # fmt: skip
+@check(kind="adapter", about="layouts", severity="fatal", alone=True)
 def adapter_capabilities(lib: Subject) -> str:
-    """Load every layout that `check` accepts, without a copy of dlx."""
+    """What its capabilities allow is taken as it is: shared, unless they say that it copies."""
+    # Load every layout that `check` accepts, without a copy of dlx.
     target = target_of(lib)
     taken = []
     for name, source in sources(target):
@@ -219,12 +208,9 @@ def adapter_capabilities(lib: Subject) -> str:
     return f"{'copies' if target.capabilities.copies is True else 'shares'}: {', '.join(taken)}"
 
 
-@check(
-    "adapter-readonly", "Read-only memory cannot be written through what comes in, and is refused where it says so.",
-    kind="adapter", about="read-only", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="read-only", severity="wrong")
 def adapter_readonly(lib: Subject) -> None:
-    """Convert read-only memory under each policy."""
+    """Read-only memory cannot be written through what comes in, and is refused where it says so."""
     target = target_of(lib)
     source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
     for policy in READONLY:

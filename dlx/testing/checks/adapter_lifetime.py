@@ -41,12 +41,9 @@ def _own(lib: Subject) -> Any:
     return _inside(lib)[0]
 
 
-@check(
-    "adapter-describes", "`dlx.describe` says what an export gives.",
-    kind="adapter", about="contract", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="contract", severity="wrong")
 def adapter_describes(lib: Subject) -> None:
-    """Compare with the exported tensor."""
+    """`dlx.describe` says what an export gives."""
     array = _own(lib)
     info, tensor = describe(array), api.convert(array, to="dlx")
     must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
@@ -56,12 +53,9 @@ def adapter_describes(lib: Subject) -> None:
     must(info.framework and info.dtype_name, f"no name: {info}")
 
 
-@check(
-    "adapter-identity", "An array that is in the framework already stays what it is; `copy=True` makes another.",
-    kind="adapter", about="copies", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="copies", severity="wrong")
 def adapter_identity(lib: Subject) -> None:
-    """Convert an array to its own framework."""
+    """An array that is in the framework already stays what it is; `copy=True` makes another."""
     array, source = _inside(lib)
     must(api.convert(array, to=lib.adapter) is array, "another object came back")
     copied = api.convert(array, to=lib.adapter, copy=True)
@@ -70,12 +64,10 @@ def adapter_identity(lib: Subject) -> None:
     same(api.convert(copied, to="dlx"), source, "copy=True")
 
 
-@check(
-    "adapter-lifetimes", "Memory lives while an array uses it, and no longer.",
-    kind="adapter", about="lifetimes", severity="fatal",
-)  # fmt: skip
+@check(kind="adapter", about="lifetimes", severity="fatal")
 def adapter_lifetimes(lib: Subject) -> None:
-    """Drop the source first, then the result; into the framework, and out of it."""
+    """Memory lives while an array uses it, and no longer."""
+    # Drop the source first, then the result; into the framework, and out of it.
 
     class Owner(bytearray):
         """Memory that can be watched."""
@@ -102,12 +94,10 @@ def adapter_lifetimes(lib: Subject) -> None:
     same(back, source, "after its array was dropped")
 
 
-@check(
-    "adapter-leaks", "Nothing is left behind, also where a conversion is refused.",
-    kind="adapter", about="leaks", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="leaks", severity="wrong")
 def adapter_leaks(lib: Subject) -> None:
-    """Convert and refuse in a loop; the count of managed tensors is as before."""
+    """Nothing is left behind, also where a conversion is refused."""
+    # Convert and refuse in a loop; the count of managed tensors is as before.
     target = target_of(lib)
     made = sources(target)
 
@@ -130,12 +120,10 @@ def adapter_leaks(lib: Subject) -> None:
     must(left == 0, f"{left} managed tensors stay behind after {10 * len(made) * 10} conversions")
 
 
-@check(
-    "adapter-threads", "Many threads may convert at once.",
-    kind="adapter", about="threads", severity="fatal",
-)  # fmt: skip
+@check(kind="adapter", about="threads", severity="fatal")
 def adapter_threads(lib: Subject) -> None:
-    """Eight threads, both ways; one array, and a source for each, so that two imports of one memory do not meet."""
+    """Many threads may convert at once."""
+    # Eight threads, both ways; one array, and a source for each, so that two imports of one memory do not meet.
     array, source = _inside(lib)
     mine = [_plain(lib) for _ in range(8)]
     before = native.live()
@@ -150,12 +138,10 @@ def adapter_threads(lib: Subject) -> None:
     must(native.live() == before, f"{native.live() - before:+} managed tensors stay behind")
 
 
-@check(
-    "adapter-fast-path", "Its fast-path types take the fast path to the same result as the Python path.",
-    kind="adapter", about="contract", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="contract", severity="wrong")
 def adapter_fast_path(lib: Subject) -> None:
-    """Convert arrays of fast-path types by both paths: type, address, dtype, rights."""
+    """Its fast-path types take the fast path to the same result as the Python path."""
+    # Convert arrays of fast-path types by both paths: type, address, dtype, rights.
     adapter = own_of(lib)
     if adapter.fast_path is None or not adapter.fast_path.types:
         raise NotApplicable("it lists no fast-path types")
@@ -174,12 +160,9 @@ def adapter_fast_path(lib: Subject) -> None:
                 must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
 
 
-@check(
-    "adapter-containers", "Containers keep their type and paths, and every array in them is converted.",
-    kind="adapter", about="contract", severity="wrong",
-)  # fmt: skip
+@check(kind="adapter", about="contract", severity="wrong")
 def adapter_containers(lib: Subject) -> None:
-    """Convert each declared container, and back."""
+    """Containers keep their type and paths, and every array in them is converted."""
     lib.needs(lib.containers, "no containers are given")
     for name, make in lib.containers.items():
         array = api.convert(tensor_of(Source("float32", (4, 6))), to="dlx")
@@ -196,12 +179,10 @@ def adapter_containers(lib: Subject) -> None:
         must(type(result) is type(tree), f"{name} became {type_name(type(result))}")
 
 
-@check(
-    "adapter-imports-nothing", "Finding and loading the adapter does not import its framework.",
-    kind="adapter", about="contract", severity="friction", alone=True,
-)  # fmt: skip
+@check(kind="adapter", about="contract", severity="friction", alone=True)
 def adapter_imports_nothing(lib: Subject) -> None:
-    """Load it in a fresh interpreter, and look at what is imported."""
+    """Finding and loading the adapter does not import its framework."""
+    # Load it in a fresh interpreter, and look at what is imported.
     adapter = own_of(lib)
     if adapter.package == "dlx":
         raise NotApplicable("it is dlx's own")
@@ -216,12 +197,10 @@ print({adapter.package!r} in sys.modules)
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 
 
-@check(
-    "adapter-end", "The process ends well while converted arrays are still held.",
-    kind="adapter", about="threads", severity="fatal", alone=True,
-)  # fmt: skip
+@check(kind="adapter", about="threads", severity="fatal", alone=True)
 def adapter_end(lib: Subject) -> None:
-    """Hold arrays of both directions in a module and in a cycle."""
+    """The process ends well while converted arrays are still held."""
+    # Hold arrays of both directions in a module and in a cycle.
     array, _ = _inside(lib)
     cycle: list[Any] = [array, api.convert(array, to="dlx"), _inside(lib)[0]]
     cycle.append(cycle)

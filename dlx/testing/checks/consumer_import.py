@@ -29,12 +29,9 @@ def needs_legacy(lib: Subject) -> None:
         raise NotApplicable("it takes no legacy capsules")
 
 
-@check(
-    "import-dtypes", "Every dtype comes in with its own name and every bit.",
-    kind="consumer", about="dtypes", severity="wrong", see="dlpack.h, DLDataTypeCode",
-)  # fmt: skip
+@check(kind="consumer", about="dtypes", severity="wrong", see="dlpack.h, DLDataTypeCode")
 def import_dtypes(lib: Subject) -> None:
-    """Give each declared dtype."""
+    """Every dtype comes in with its own name and every bit."""
     for dtype in lib.dtypes:
         source = lib.source(dtype)
         result, error = lib.tried(source)
@@ -43,7 +40,6 @@ def import_dtypes(lib: Subject) -> None:
 
 
 @check(
-    "import-narrowing", "A dtype that it does not have is refused, never changed to another.",
     kind="consumer", about="dtypes", severity="wrong",
     shows="""
 for dtype in ("int64", "uint64", "float64", "complex128"):
@@ -55,7 +51,7 @@ for dtype in ("int64", "uint64", "float64", "complex128"):
 """,
 )  # fmt: skip
 def import_narrowing(lib: Subject) -> None:
-    """Give each dtype that it does not declare."""
+    """A dtype that it does not have is refused, never changed to another."""
     changed = []
     for dtype in OTHERS:
         if dtype in lib.dtypes:
@@ -79,7 +75,7 @@ def _layout(name: str, what: str, shape: tuple[int, ...], strides: tuple[int, ..
         return right_or_refused(lib, lib.source("float32", shape, strides=strides))
 
     check(
-        f"import-{name}", f"{what} comes in right, or is refused.",
+        name=f"import-{name}", promise=f"{what} comes in right, or is refused.",
         kind="consumer", about="layouts", severity=severity, alone=name == "negative",
         shows=unless_refused(
             "result = {take}(source)", "assert Source.read(result) == source.elements()",
@@ -93,7 +89,6 @@ for _name, (_what, _shape, _strides, _severity) in LAYOUTS.items():
 
 
 @check(
-    "import-null-strides", "A legacy capsule without strides is row-major.",
     kind="consumer", about="layouts", severity="wrong", see="dlpack.h before 1.2: strides may be NULL",
     shows="""
 source = Source(legacy=True, null_strides=True)
@@ -101,7 +96,8 @@ assert Source.read({take}(source)) == source.elements()
 """,
 )  # fmt: skip
 def import_null_strides(lib: Subject) -> str | None:
-    """Leave the strides out, as producers did until DLPack 1.2."""
+    """A legacy capsule without strides is row-major."""
+    # Leave the strides out, as producers did until DLPack 1.2.
     needs_legacy(lib)
     source = lib.source(legacy=True, null_strides=True)
     remark = right_or_refused(lib, source)
@@ -110,7 +106,6 @@ def import_null_strides(lib: Subject) -> str | None:
 
 
 @check(
-    "import-offset", "A byte offset is added, or refused.",
     kind="consumer", about="layouts", severity="wrong", see="dlpack.h, DLTensor.byte_offset",
     shows="""
 for nothing in (False, True):
@@ -123,7 +118,8 @@ for nothing in (False, True):
 """,
 )  # fmt: skip
 def import_offset(lib: Subject) -> str | None:
-    """Give a pointer that is too low, and an offset; without strides too."""
+    """A byte offset is added, or refused."""
+    # Give a pointer that is too low, and an offset; without strides too.
     remarks = []
     for nbytes in (8, 64):
         for null_strides in (False, True):
@@ -132,12 +128,10 @@ def import_offset(lib: Subject) -> str | None:
     return next((remark for remark in remarks if remark), None)
 
 
-@check(
-    "import-alignment", "Memory at any address that its elements allow comes in right.",
-    kind="consumer", about="layouts", severity="wrong", see="dlpack.h: no consumer may rely on 256 bytes",
-)  # fmt: skip
+@check(kind="consumer", about="layouts", severity="wrong", see="dlpack.h: no consumer may rely on 256 bytes")
 def import_alignment(lib: Subject) -> str | None:
-    """Sweep addresses of 0, 4, 8, 16, 32 and 64 bytes beyond a multiple of 256."""
+    """Memory at any address that its elements allow comes in right."""
+    # Sweep addresses of 0, 4, 8, 16, 32 and 64 bytes beyond a multiple of 256.
     for shift in (0, 4, 8, 16, 32, 64):
         for dtype in ("uint8", "float32", "complex64"):
             if lib.dtypes and dtype not in lib.dtypes:
@@ -148,19 +142,17 @@ def import_alignment(lib: Subject) -> str | None:
 
 
 @check(
-    "import-misaligned", "Memory that is not aligned to its elements comes in right, or is refused.",
     kind="consumer", about="layouts", severity="fatal",
     shows=unless_refused(
         "result = {take}(source)", "assert Source.read(result) == source.elements()", first="source = Source(shift=1)",
     ),
 )  # fmt: skip
 def import_misaligned(lib: Subject) -> str | None:
-    """One byte beyond."""
+    """Memory that is not aligned to its elements comes in right, or is refused."""
     return right_or_refused(lib, lib.source(shift=1))
 
 
 @check(
-    "import-copy-true", "`copy=True` gives memory of its own.",
     kind="consumer", about="copies", severity="wrong", see="array API standard, from_dlpack: copy",
     shows="""
 source = Source()
@@ -169,7 +161,7 @@ assert Taken(result.__dlpack__()).address != source.address
 """,
 )  # fmt: skip
 def import_copy_true(lib: Subject) -> None:
-    """Compare addresses."""
+    """`copy=True` gives memory of its own."""
     lib.needs(lib.takes_copy, "its from_dlpack has no copy=")
     source = lib.source()
     result = lib.take(source, copy=True)
@@ -178,7 +170,6 @@ def import_copy_true(lib: Subject) -> None:
 
 
 @check(
-    "import-copy-false", "`copy=False` shares the memory, or raises.",
     kind="consumer", about="copies", severity="wrong", see="array API standard, from_dlpack: copy",
     shows="""
 for shift in (0, 4):
@@ -191,7 +182,8 @@ for shift in (0, 4):
 """,
 )  # fmt: skip
 def import_copy_false(lib: Subject) -> str | None:
-    """Give memory that is as aligned as can be, and some that is not."""
+    """`copy=False` shares the memory, or raises."""
+    # Give memory that is as aligned as can be, and some that is not.
     lib.needs(lib.takes_copy, "its from_dlpack has no copy=")
     remark = None
     for shift in (0, 4):
@@ -215,7 +207,6 @@ def _write(lib: Subject, result: Any, source: Source) -> bool:
 
 
 @check(
-    "import-readonly", "Read-only memory cannot be written through what comes in.",
     kind="consumer", about="read-only", severity="wrong", see="dlpack.h 1.0: writing is undefined behaviour",
     shows="""
 from contextlib import suppress
@@ -228,7 +219,8 @@ assert source.elements() == before, "written to"
 """,
 )  # fmt: skip
 def import_readonly(lib: Subject) -> str | None:
-    """Give a versioned capsule with the flag, and try to write."""
+    """Read-only memory cannot be written through what comes in."""
+    # Give a versioned capsule with the flag, and try to write.
     for legacy in (False, None):
         source = lib.source(readonly=True, legacy=legacy)
         result, error = lib.tried(source if legacy is None else lib.raw(source))
@@ -239,7 +231,6 @@ def import_readonly(lib: Subject) -> str | None:
 
 
 @check(
-    "import-legacy-writable", "Writable memory stays writable when it comes in a legacy capsule.",
     kind="consumer", about="read-only", severity="friction",
     shows="""
 result = {take}(Source(legacy=True))
@@ -247,7 +238,8 @@ result = {take}(Source(legacy=True))
 """,
 )  # fmt: skip
 def import_legacy_writable(lib: Subject) -> None:
-    """Give a legacy capsule, which says nothing, of writable memory."""
+    """Writable memory stays writable when it comes in a legacy capsule."""
+    # Give a legacy capsule, which says nothing, of writable memory.
     if lib.immutable:
         raise NotApplicable("its arrays are never writable")
     needs_legacy(lib)

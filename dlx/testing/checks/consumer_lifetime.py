@@ -16,12 +16,10 @@ from dlx.testing.support.capsules import swept
 from dlx.testing.support.producers import Source
 
 
-@check(
-    "deleter-once", "The deleter is called once, when the last user is gone, and not before.",
-    kind="consumer", about="lifetimes", severity="fatal", see="dlpack.h, DLManagedTensor.deleter",
-)  # fmt: skip
+@check(kind="consumer", about="lifetimes", severity="fatal", see="dlpack.h, DLManagedTensor.deleter")
 def deleter_once(lib: Subject) -> None:
-    """Import from both generations, drop the producer, read, drop the result."""
+    """The deleter is called once, when the last user is gone, and not before."""
+    # Import from both generations, drop the producer, read, drop the result.
     for legacy in (True, False, None):
         source = lib.source(legacy=legacy)
         result, error = lib.tried(lib.raw(source, legacy=bool(legacy)) if legacy is not None else source)
@@ -39,12 +37,9 @@ def deleter_once(lib: Subject) -> None:
         lib.settled(source)
 
 
-@check(
-    "view-keeps", "A view of what came in keeps the memory.",
-    kind="consumer", about="lifetimes", severity="fatal",
-)  # fmt: skip
+@check(kind="consumer", about="lifetimes", severity="fatal")
 def view_keeps(lib: Subject) -> None:
-    """Drop the array, keep its second row."""
+    """A view of what came in keeps the memory."""
     view_of = lib.views.get("one row")
     lib.needs(view_of is not None and lib.ndims[1] > 1, "no views of its arrays are known")
     assert view_of is not None
@@ -65,7 +60,6 @@ def view_keeps(lib: Subject) -> None:
 
 
 @check(
-    "null-deleter", "A struct without a deleter is taken, and nothing is called.",
     kind="consumer", about="lifetimes", severity="fatal", alone=True, see="dlpack.h: deleter may be NULL",
     shows="""
 for legacy in (True, False):
@@ -77,7 +71,7 @@ for legacy in (True, False):
 """,
 )  # fmt: skip
 def null_deleter(lib: Subject) -> str | None:
-    """Give one of each generation."""
+    """A struct without a deleter is taken, and nothing is called."""
     remark = None
     for legacy in (True, False):
         source = lib.source(legacy=legacy, deleter=False)
@@ -90,12 +84,10 @@ def null_deleter(lib: Subject) -> str | None:
     return remark
 
 
-@check(
-    "import-leaks", "Memory is released, whichever way an import ends.",
-    kind="consumer", about="leaks", severity="wrong",
-)  # fmt: skip
+@check(kind="consumer", about="leaks", severity="wrong")
 def import_leaks(lib: Subject) -> None:
-    """Import over and over, with errors of every kind in between; then arrays of one MiB."""
+    """Memory is released, whichever way an import ends."""
+    # Import over and over, with errors of every kind in between; then arrays of one MiB.
     sources = []
     for i in range(300):
         for options in ({}, {"raises": ValueError("no")}, {"device": (15, 0)}, {"answer": None}, {"legacy": True}):
@@ -128,12 +120,9 @@ def _asks_legacy(lib: Subject) -> bool:
     return bool(source.exports[-1].legacy)
 
 
-@check(
-    "race-for-one", "Of many threads that are given one capsule, one takes it.",
-    kind="consumer", about="threads", severity="fatal",
-)  # fmt: skip
+@check(kind="consumer", about="threads", severity="fatal")
 def race_for_one(lib: Subject) -> None:
-    """Offer it to eight at once, often."""
+    """Of many threads that are given one capsule, one takes it."""
     for _ in range(40):
         source = lib.source()
         capsule = source.capsule(legacy=_asks_legacy(lib))
@@ -150,12 +139,10 @@ def race_for_one(lib: Subject) -> None:
         lib.settled(source)
 
 
-@check(
-    "import-threads", "Many threads may import at once.",
-    kind="consumer", about="threads", severity="fatal",
-)  # fmt: skip
+@check(kind="consumer", about="threads", severity="fatal")
 def import_threads(lib: Subject) -> None:
-    """Eight threads import from one producer; every deleter is called once."""
+    """Many threads may import at once."""
+    # Eight threads import from one producer; every deleter is called once.
     source = lib.source()
 
     def work(_: int) -> None:
@@ -166,12 +153,10 @@ def import_threads(lib: Subject) -> None:
     lib.settled(source)
 
 
-@check(
-    "end-holding", "The process ends well while arrays that came in are still held.",
-    kind="consumer", about="threads", severity="fatal", alone=True,
-)  # fmt: skip
+@check(kind="consumer", about="threads", severity="fatal", alone=True)
 def end_holding(lib: Subject) -> None:
-    """Hold results in a module, in a cycle and on a daemon thread, of a producer whose deleter is C."""
+    """The process ends well while arrays that came in are still held."""
+    # Hold results in a module, in a cycle and on a daemon thread, of a producer whose deleter is C.
 
     def held() -> Any:
         memory = bytearray(lib.source().elements())

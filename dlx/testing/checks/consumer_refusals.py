@@ -26,7 +26,6 @@ def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
 
 
 @check(
-    "other-major", "A capsule of another major version is refused, and nothing beyond its flags is read.",
     kind="consumer", about="versions", severity="fatal", alone=True, see="dlpack.h, DLPackVersion",
     shows=unless_refused(
         "result = {take}({argument})", 'raise AssertionError("a capsule of DLPack 2.0 was taken")',
@@ -34,29 +33,25 @@ def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
     ),
 )  # fmt: skip
 def other_major(lib: Subject) -> str:
-    """Give 2.0, whole, and then with every other field filled with ones."""
+    """A capsule of another major version is refused, and nothing beyond its flags is read."""
+    # Give 2.0, whole, and then with every other field filled with ones.
     for poisoned in (False, True):
         source = lib.source(version=(2, 0), poisoned=poisoned, legacy=False)
         remark = _refused(lib, lib.raw(source), source, "a capsule of DLPack 2.0")
     return remark
 
 
-@check(
-    "wrong-name", "A capsule of another name is refused, and not touched.",
-    kind="consumer", about="refusals", severity="fatal", see="DLPack, Python specification: names",
-)  # fmt: skip
+@check(kind="consumer", about="refusals", severity="fatal", see="DLPack, Python specification: names")
 def wrong_name(lib: Subject) -> str:
-    """Give one that only looks like it."""
+    """A capsule of another name is refused, and not touched."""
     source = lib.source(name=b"dltensor_other")
     return _refused(lib, lib.raw(source), source, "a capsule named 'dltensor_other'")
 
 
-@check(
-    "used-capsule", "A capsule is consumed once; the second time it is refused.",
-    kind="consumer", about="refusals", severity="fatal", see="DLPack, Python specification: used capsules",
-)  # fmt: skip
+@check(kind="consumer", about="refusals", severity="fatal", see="DLPack, Python specification: used capsules")
 def used_capsule(lib: Subject) -> str:
-    """Give the same capsule twice, of both generations."""
+    """A capsule is consumed once; the second time it is refused."""
+    # Give the same capsule twice, of both generations.
     remark = ""
     for legacy in (True, False):
         source = lib.source()
@@ -77,46 +72,43 @@ def used_capsule(lib: Subject) -> str:
 
 
 @check(
-    "null-data", "A null pointer where there are elements is refused.",
     kind="consumer", about="refusals", severity="wrong", alone=True, see="plain safety: what is read is made up",
     shows=unless_refused("result = {take}(Source(data=0))", 'raise AssertionError("an array over no memory was made")'),
 )  # fmt: skip
 def null_data(lib: Subject) -> str:
-    """Give what a fake or an emptied tensor exports."""
+    """A null pointer where there are elements is refused."""
     source = lib.source(data=0)
     return _refused(lib, source, source, "a null pointer with 24 elements")
 
 
 @check(
-    "negative-extent", "A negative extent is refused.",
     kind="consumer", about="refusals", severity="fatal", alone=True,
     shows=unless_refused(
         "result = {take}(Source(claims=(-4,)))", 'raise AssertionError("an array of -4 elements was made")',
     ),
 )  # fmt: skip
 def negative_extent(lib: Subject) -> str:
-    """Give shape (-4,)."""
+    """A negative extent is refused."""
     source = lib.source("float32", (4,), claims=(-4,), strides=(1,))
     return _refused(lib, source, source, "a shape of (-4,)")
 
 
 @check(
-    "overflow", "A size that does not fit 63 bits is refused.",
     kind="consumer", about="refusals", severity="fatal", alone=True,
     shows=unless_refused(
         "result = {take}(Source(claims=(2**62,)))", 'raise AssertionError("an array of 2**62 elements was made")',
     ),
 )  # fmt: skip
 def overflow(lib: Subject) -> str:
-    """Give 2**62 rows of 16."""
+    """A size that does not fit 63 bits is refused."""
     shape, claims, strides = ((4, 6), (2**62, 16), (16, 1)) if lib.ndims[1] > 1 else ((4,), (2**62,), (1,))
     source = lib.source("float32", shape, claims=claims, strides=strides)
     return _refused(lib, source, source, f"a shape of {claims}")
 
 
 @check(
-    "other-device", "Memory of a device that it does not have is refused, or kept as what it is; it is not read.",
-    kind="consumer", about="refusals", severity="fatal", alone=True, see="plain safety: a device address is no pointer",
+    kind="consumer", about="refusals", severity="fatal", alone=True,
+    see="plain safety: a device address is no pointer",
     shows=unless_refused(
         "result = {take}(source)", 'assert result.__dlpack_device__()[0] == 15, "taken for host memory"',
         first="source = Source(device=(15, 0), says=(1, 0), data=4096)"
@@ -124,7 +116,8 @@ def overflow(lib: Subject) -> str:
     ),
 )  # fmt: skip
 def other_device(lib: Subject) -> str:
-    """Give an address that is none on the host, on a WebGPU device; then a producer that lies about it."""
+    """Memory of a device that it does not have is refused, or kept as what it is; it is not read."""
+    # Give an address that is none on the host, on a WebGPU device; then a producer that lies about it.
     for says in (None, (1, 0)):
         source = lib.source(device=(15, 0), says=says, data=0x1000)
         result, error = lib.tried(source)
@@ -138,12 +131,10 @@ def other_device(lib: Subject) -> str:
     return remark
 
 
-@check(
-    "refusal-releases", "What is refused is not consumed, and not leaked.",
-    kind="consumer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor",
-)  # fmt: skip
+@check(kind="consumer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor")
 def refusal_releases(lib: Subject) -> str:
-    """Give unknown dtypes and rare layouts; look at the names and the count of deleters."""
+    """What is refused is not consumed, and not leaked."""
+    # Give unknown dtypes and rare layouts; look at the names and the count of deleters.
     refused = 0
     for options in (
         {"code": (99, 32, 1)}, {"code": (2, 32, 3)}, {"code": (2, 24, 1)}, {"code": (3, 64, 1)},

@@ -12,7 +12,6 @@ class Inside(Exception):
 
 
 @check(
-    "asks-for-version", "It asks for a versioned capsule, so that the producer can say what it must.",
     kind="consumer", about="versions", severity="friction", see="array API standard, from_dlpack",
     shows="""
 source = Source()
@@ -21,7 +20,7 @@ assert "max_version" in source.calls[0], source.calls
 """,
 )  # fmt: skip
 def asks_for_version(lib: Subject) -> None:
-    """Look at its call."""
+    """It asks for a versioned capsule, so that the producer can say what it must."""
     source = lib.source()
     lib.take(source)
     must(source.calls, "__dlpack__ was not called at all")
@@ -30,12 +29,9 @@ def asks_for_version(lib: Subject) -> None:
     must(isinstance(version, tuple) and len(version) == 2 and version[0] >= 1, f"it asks with max_version={version!r}")
 
 
-@check(
-    "asks-without-stream", "On the host it gives no stream.",
-    kind="consumer", about="keywords", severity="refuses", see="array API standard, __dlpack__: stream",
-)  # fmt: skip
+@check(kind="consumer", about="keywords", severity="refuses", see="array API standard, __dlpack__: stream")
 def asks_without_stream(lib: Subject) -> None:
-    """Look at its call."""
+    """On the host it gives no stream."""
     source = lib.source()
     lib.take(source)
     streams = [call["stream"] for call in source.calls if "stream" in call]
@@ -43,39 +39,33 @@ def asks_without_stream(lib: Subject) -> None:
 
 
 @check(
-    "old-producer", "A producer from before DLPack 1.0, which knows `stream` only, is understood.",
     kind="consumer", about="versions", severity="refuses", see="array API standard 2021.12, __dlpack__",
     shows="{take}(OldSource())",
 )  # fmt: skip
 def old_producer(lib: Subject) -> None:
-    """Give one."""
+    """A producer from before DLPack 1.0, which knows `stream` only, is understood."""
     source = lib.source(kind=OldSource)
     lib.holds(lib.take(source), source)
 
 
 @check(
-    "legacy-producer", "A producer that answers with a legacy capsule whatever is asked is understood.",
     kind="consumer", about="versions", severity="refuses", see="array API standard: verify what was returned",
     shows="{take}(Source(legacy=True))",
 )  # fmt: skip
 def legacy_producer(lib: Subject) -> None:
-    """Give one."""
+    """A producer that answers with a legacy capsule whatever is asked is understood."""
     source = lib.source(legacy=True)
     lib.holds(lib.take(source), source)
 
 
-@check(
-    "newer-minor", "A capsule of a later minor version is understood.",
-    kind="consumer", about="versions", severity="refuses", see="dlpack.h: minor versions are compatible",
-)  # fmt: skip
+@check(kind="consumer", about="versions", severity="refuses", see="dlpack.h: minor versions are compatible")
 def newer_minor(lib: Subject) -> None:
-    """Give version 1.99."""
+    """A capsule of a later minor version is understood."""
     source = lib.source(version=(1, 99))
     lib.holds(lib.take(source), source)
 
 
 @check(
-    "asked-once", "A producer that fails with TypeError is asked at most once more, as the standard describes.",
     kind="consumer", about="errors", severity="friction", see="array API standard, from_dlpack: fall-back",
     shows="""
 source = Source(raises=TypeError("of the producer's own"))
@@ -87,7 +77,7 @@ assert len(source.calls) <= 2, f"asked {len(source.calls)} times"
 """,
 )  # fmt: skip
 def asked_once(lib: Subject) -> None:
-    """Count the calls."""
+    """A producer that fails with TypeError is asked at most once more, as the standard describes."""
     source = lib.source(raises=TypeError("of the producer's own"))
     _, error = lib.tried(source)
     must(len(source.calls) <= 2, f"a producer that raises TypeError is asked {len(source.calls)} times")
@@ -95,7 +85,6 @@ def asked_once(lib: Subject) -> None:
 
 
 @check(
-    "errors-shown", "What a producer raises is shown, and it is not asked again.",
     kind="consumer", about="errors", severity="friction",
     shows="""
 source = Source(raises=ZeroDivisionError("of the producer's own"))
@@ -108,7 +97,7 @@ assert len(source.calls) == 1
 """,
 )  # fmt: skip
 def errors_shown(lib: Subject) -> None:
-    """Raise an error of a class of its own."""
+    """What a producer raises is shown, and it is not asked again."""
     source = lib.source(raises=Inside("of the producer's own"))
     _, error = lib.tried(source)
     must(error is not None, "the producer's exception is swallowed")
@@ -121,23 +110,17 @@ def errors_shown(lib: Subject) -> None:
     must(len(source.calls) == 1, f"it is asked {len(source.calls)} times")
 
 
-@check(
-    "not-a-capsule", "A producer that answers with something else is refused.",
-    kind="consumer", about="refusals", severity="fatal",
-)  # fmt: skip
+@check(kind="consumer", about="refusals", severity="fatal")
 def not_a_capsule(lib: Subject) -> None:
-    """Answer None, an integer, an object."""
+    """A producer that answers with something else is refused."""
     for answer in (None, 17, object()):
         result, error = lib.tried(lib.source(answer=answer))
         must(error is not None, f"a producer that returns {answer!r} gave {result!r}")
 
 
-@check(
-    "no-producer", "An object that is no producer is refused.",
-    kind="consumer", about="refusals", severity="fatal",
-)  # fmt: skip
+@check(kind="consumer", about="refusals", severity="fatal")
 def no_producer(lib: Subject) -> None:
-    """Give None, a float, an object."""
+    """An object that is no producer is refused."""
     assert lib.from_dlpack is not None
     for obj in (None, 1.5, object(), Source):
         result, error = attempt(lib.from_dlpack, obj)

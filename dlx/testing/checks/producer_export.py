@@ -53,12 +53,9 @@ def readonly_of(lib: Subject) -> Any:
     return lib.readonly(lib.array()[0])
 
 
-@check(
-    "export-dtypes", "Every dtype leaves with its own name and every bit.",
-    kind="producer", about="dtypes", severity="wrong", see="dlpack.h, DLDataTypeCode",
-)  # fmt: skip
+@check(kind="producer", about="dtypes", severity="wrong", see="dlpack.h, DLDataTypeCode")
 def export_dtypes(lib: Subject) -> None:
-    """Make, export and read each declared dtype."""
+    """Every dtype leaves with its own name and every bit."""
     for dtype in lib.dtypes:
         array, data = lib.array(dtype)
         taken = lib.versioned(array)
@@ -66,12 +63,10 @@ def export_dtypes(lib: Subject) -> None:
         must(taken.elements() == data, f"the elements of {dtype} changed")
 
 
-@check(
-    "export-layouts", "A view leaves with its own shape, strides and elements.",
-    kind="producer", about="layouts", severity="wrong",
-)  # fmt: skip
+@check(kind="producer", about="layouts", severity="wrong")
 def export_layouts(lib: Subject) -> str:
-    """Export every view; one that cannot leave is refused."""
+    """A view leaves with its own shape, strides and elements."""
+    # Export every view; one that cannot leave is refused.
     refused = []
     for name, view, shape, data in viewed(lib):
         capsule, error = attempt(view.__dlpack__, **lib.asking(view))
@@ -84,24 +79,18 @@ def export_layouts(lib: Subject) -> str:
     return f"refused: {', '.join(refused)}" if refused else ""
 
 
-@check(
-    "export-strides", "A versioned capsule has strides, whatever the layout.",
-    kind="producer", about="layouts", severity="friction", see="dlpack.h 1.2: strides are never NULL for ndim > 0",
-)  # fmt: skip
+@check(kind="producer", about="layouts", severity="friction", see="dlpack.h 1.2: strides are never NULL for ndim > 0")
 def export_strides(lib: Subject) -> None:
-    """Look whether the pointer is NULL."""
+    """A versioned capsule has strides, whatever the layout."""
     taken = lib.versioned(lib.array()[0])
     if taken.legacy:
         raise NotApplicable("it gives legacy capsules only")
     must(taken.strides is not None, "the strides are NULL")
 
 
-@check(
-    "export-device", "`__dlpack_device__` names the device of the capsule, as two integers.",
-    kind="producer", about="keywords", severity="wrong",
-)  # fmt: skip
+@check(kind="producer", about="keywords", severity="wrong")
 def export_device(lib: Subject) -> None:
-    """Compare both."""
+    """`__dlpack_device__` names the device of the capsule, as two integers."""
     array = lib.array()[0]
     said, error = attempt(array.__dlpack_device__)
     must(error is None, f"__dlpack_device__ raised {error_line(error)}")
@@ -112,7 +101,6 @@ def export_device(lib: Subject) -> None:
 
 
 @check(
-    "export-snapshot", "A capsule keeps its shape when the array's own is changed in place afterwards.",
     kind="producer", about="layouts", severity="fatal",
     shows="""
 x = {grid}
@@ -124,7 +112,7 @@ assert taken.shape == before, taken.shape
 """,
 )  # fmt: skip
 def export_snapshot(lib: Subject) -> None:
-    """Reshape the array while a capsule is out."""
+    """A capsule keeps its shape when the array's own is changed in place afterwards."""
     lib.needs(lib.reshape, "its arrays keep their shape")
     assert lib.reshape is not None
     array = lib.array()[0]
@@ -137,14 +125,13 @@ def export_snapshot(lib: Subject) -> None:
 
 
 @check(
-    "export-unfit", "What DLPack cannot tell is refused, not passed on as something else.",
     kind="producer", about="refusals", severity="wrong",
     shows=unless_refused(
         "capsule = x.__dlpack__(max_version=(1, 0))", "raise AssertionError(capsule)", first="{unfit}",
     ),
 )  # fmt: skip
 def export_unfit(lib: Subject) -> str:
-    """Export each array that no struct can describe."""
+    """What DLPack cannot tell is refused, not passed on as something else."""
     lib.needs(lib.unfit, "everything that it has can leave")
     passed, refused = [], []
     for name, make in lib.unfit.items():
@@ -159,7 +146,6 @@ def export_unfit(lib: Subject) -> str:
 
 
 @check(
-    "export-pending", "An operation that is still pending is done, or refused, before the memory leaves.",
     kind="producer", about="refusals", severity="wrong",
     shows="""
 import struct
@@ -169,7 +155,7 @@ assert found == {pending_bytes}
 """,
 )  # fmt: skip
 def export_pending(lib: Subject) -> str:
-    """Export arrays with a conj or neg bit."""
+    """An operation that is still pending is done, or refused, before the memory leaves."""
     lib.needs(lib.pending, "it has no pending operations")
     refused = []
     for name, make in lib.pending.items():
@@ -183,7 +169,6 @@ def export_pending(lib: Subject) -> str:
 
 
 @check(
-    "export-readonly", "Read-only memory leaves with the read-only flag.",
     kind="producer", about="read-only", severity="wrong", see="dlpack.h 1.0, DLPACK_FLAG_BITMASK_READ_ONLY",
     shows="""
 x = {readonly}
@@ -192,7 +177,8 @@ assert taken.readonly, taken.capsule
 """,
 )  # fmt: skip
 def export_readonly(lib: Subject) -> str | None:
-    """Export a read-only array to a consumer that knows the flag."""
+    """Read-only memory leaves with the read-only flag."""
+    # Export a read-only array to a consumer that knows the flag.
     array = readonly_of(lib)
     capsule, error = attempt(array.__dlpack__, **lib.asking(array))
     if isinstance(error, BufferError):
@@ -205,12 +191,12 @@ def export_readonly(lib: Subject) -> str | None:
 
 
 @check(
-    "export-readonly-legacy", "Read-only memory does not leave in a legacy capsule, which could not say so.",
     kind="producer", about="read-only", severity="wrong", see="array API standard, __dlpack__: BufferError",
     shows=unless_refused("capsule = x.__dlpack__()", "raise AssertionError(capsule)", first="x = {readonly}"),
 )  # fmt: skip
 def export_readonly_legacy(lib: Subject) -> str | None:
-    """Export a read-only array to a consumer from before the flag."""
+    """Read-only memory does not leave in a legacy capsule, which could not say so."""
+    # Export a read-only array to a consumer from before the flag.
     array = readonly_of(lib)
     capsule, error = attempt(array.__dlpack__)
     if error is not None:

@@ -79,7 +79,6 @@ def _owned(lib: Subject) -> tuple[Any, Taken]:
 
 
 @check(
-    "owner-unconsumed", "A capsule that nobody takes releases the array.",
     kind="producer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor",
     shows="""
 import sys
@@ -91,7 +90,8 @@ assert sys.getrefcount(x) == before
 """,
 )  # fmt: skip
 def owner_unconsumed(lib: Subject) -> None:
-    """Drop capsules of both generations; the array's reference count is as before."""
+    """A capsule that nobody takes releases the array."""
+    # Drop capsules of both generations; the array's reference count is as before.
     array = lib.array()[0]
     before = sys.getrefcount(array)
     for asked in (lib.asking(array), {}):
@@ -102,12 +102,9 @@ def owner_unconsumed(lib: Subject) -> None:
     must(after == before, f"20 capsules were dropped, and the array has {after - before} more references")
 
 
-@check(
-    "owner-released", "The deleter releases the array, and the capsule's destructor does not do it again.",
-    kind="producer", about="lifetimes", severity="fatal", see="DLPack, Python specification: used capsules",
-)  # fmt: skip
+@check(kind="producer", about="lifetimes", severity="fatal", see="DLPack, Python specification: used capsules")
 def owner_released(lib: Subject) -> None:
-    """Consume, drop the capsule, call the deleter."""
+    """The deleter releases the array, and the capsule's destructor does not do it again."""
     array = lib.array()[0]
     before = sys.getrefcount(array)
     for _ in range(10):
@@ -121,12 +118,9 @@ def owner_released(lib: Subject) -> None:
     must(after == before, f"10 deleters were called, and the array has {after - before:+} references")
 
 
-@check(
-    "owner-outlives", "A consumer may outlive the array and its capsule.",
-    kind="producer", about="lifetimes", severity="fatal",
-)  # fmt: skip
+@check(kind="producer", about="lifetimes", severity="fatal")
 def owner_outlives(lib: Subject) -> None:
-    """Delete the array, overwrite free memory, read."""
+    """A consumer may outlive the array and its capsule."""
     array, data = lib.array()
     taken = lib.versioned(array)
     taken.consume()
@@ -139,12 +133,9 @@ def owner_outlives(lib: Subject) -> None:
     taken.delete()
 
 
-@check(
-    "deleter-without-gil", "The deleter may be called without the GIL.",
-    kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters",
-)  # fmt: skip
+@check(kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_without_gil(lib: Subject) -> None:
-    """Call it from C code that released the GIL."""
+    """The deleter may be called without the GIL."""
     array, taken = _owned(lib)
     before = sys.getrefcount(array)
     taken.delete()
@@ -153,12 +144,10 @@ def deleter_without_gil(lib: Subject) -> None:
     gc.collect()
 
 
-@check(
-    "deleter-foreign-thread", "The deleter may be called on a thread that Python has never seen.",
-    kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters",
-)  # fmt: skip
+@check(kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_foreign_thread(lib: Subject) -> None:
-    """Call it on a new thread of the operating system, also when it is the last owner."""
+    """The deleter may be called on a thread that Python has never seen."""
+    # Call it on a new thread of the operating system, also when it is the last owner.
     for last in (False, True):
         array, taken = _owned(lib)
         if last:
@@ -169,22 +158,18 @@ def deleter_foreign_thread(lib: Subject) -> None:
     gc.collect()
 
 
-@check(
-    "deleter-at-exit", "The deleter may be called when the interpreter is gone.",
-    kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters",
-)  # fmt: skip
+@check(kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_at_exit(lib: Subject) -> None:
-    """Have it called by the C library at the end of the process."""
+    """The deleter may be called when the interpreter is gone."""
+    # Have it called by the C library at the end of the process.
     _, taken = _owned(lib)
     taken.delete_at_exit()
 
 
-@check(
-    "export-leaks", "Memory is released, whichever way an export ends.",
-    kind="producer", about="leaks", severity="wrong",
-)  # fmt: skip
+@check(kind="producer", about="leaks", severity="wrong")
 def export_leaks(lib: Subject) -> None:
-    """Export arrays of one MiB over and over: dropped, consumed, copied, refused."""
+    """Memory is released, whichever way an export ends."""
+    # Export arrays of one MiB over and over: dropped, consumed, copied, refused.
     assert lib.make is not None
     dtype = lib.dtype()
     data, shape = bytes(MIB), lib.shape(MIB * 8 // DType(dtype).bits // 64, 64)
@@ -208,12 +193,10 @@ def export_leaks(lib: Subject) -> None:
         none_left(once, f"arrays of 1 MiB: {way}")
 
 
-@check(
-    "export-threads", "Many threads may export one array at once.",
-    kind="producer", about="threads", severity="fatal",
-)  # fmt: skip
+@check(kind="producer", about="threads", severity="fatal")
 def export_threads(lib: Subject) -> None:
-    """Eight threads export, read and release; values and references are as before."""
+    """Many threads may export one array at once."""
+    # Eight threads export, read and release; values and references are as before.
     array, data = lib.array()
     before = sys.getrefcount(array)
 

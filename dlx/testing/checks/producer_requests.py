@@ -20,7 +20,7 @@ def _legacy(name: str, who: str, call: str, keywords: dict[str, Any]) -> None:
         return None
 
     check(
-        f"keyword-max-version-{name}", f"A consumer that {who} is given a legacy capsule.",
+        name=f"keyword-max-version-{name}", promise=f"A consumer that {who} is given a legacy capsule.",
         kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
         shows=f"""
 x = {{array}}
@@ -35,7 +35,6 @@ _legacy("0", "asks for DLPack 0.8", "max_version=(0, 8)", {"max_version": (0, 8)
 
 
 @check(
-    "keyword-max-version-1", "A consumer that asks for DLPack 1.0 is given a versioned capsule.",
     kind="producer", about="versions", severity="friction", see="array API standard, __dlpack__: max_version",
     shows="""
 x = {array}
@@ -43,30 +42,28 @@ capsule = x.__dlpack__(max_version=(1, 0))
 assert '"dltensor_versioned"' in repr(capsule), capsule
 """,
 )  # fmt: skip
-def max_version_1(lib: Subject) -> None:
-    """Ask for 1.0."""
+def keyword_max_version_1(lib: Subject) -> None:
+    """A consumer that asks for DLPack 1.0 is given a versioned capsule."""
     taken = lib.export(lib.array()[0], max_version=(1, 0))
     must(not taken.legacy, "a legacy capsule, though 1.0 was asked for: flags are lost")
     must(taken.version is not None and taken.version[0] == 1, f"version {taken.version}")
 
 
 @check(
-    "keyword-max-version-2", "A consumer from the future is given what the producer has.",
     kind="producer", about="versions", severity="refuses", see="array API standard: a lower version may be returned",
     shows="""
 x = {array}
 x.__dlpack__(max_version=(2, 0))
 """,
 )  # fmt: skip
-def max_version_2(lib: Subject) -> None:
-    """Ask for 2.0."""
+def keyword_max_version_2(lib: Subject) -> None:
+    """A consumer from the future is given what the producer has."""
     array, data = lib.array()
     taken = lib.export(array, max_version=(2, 0))
     must(taken.elements() == data, "other elements")
 
 
 @check(
-    "keyword-none", "Every keyword may be given as None.",
     kind="producer", about="keywords", severity="refuses", see="array API standard, __dlpack__: all default to None",
     shows="""
 x = {array}
@@ -75,7 +72,7 @@ x.__dlpack__(stream=None)
 """,
 )  # fmt: skip
 def keyword_none(lib: Subject) -> None:
-    """Give each alone, and all together."""
+    """Every keyword may be given as None."""
     array, data = lib.array()
     version = lib.asking(array)
     for keywords in (
@@ -87,22 +84,20 @@ def keyword_none(lib: Subject) -> None:
 
 
 @check(
-    "keyword-own-device", "A consumer may name the device that the array is on.",
     kind="producer", about="keywords", severity="refuses", see="array API standard, __dlpack__: dl_device",
     shows="""
 x = {array}
 x.__dlpack__(max_version=(1, 0), dl_device=(1, 0))
 """,
 )  # fmt: skip
-def own_device(lib: Subject) -> None:
-    """Ask for the host."""
+def keyword_own_device(lib: Subject) -> None:
+    """A consumer may name the device that the array is on."""
     array, data = lib.array()
     taken = lib.export(array, max_version=(1, 0), dl_device=(1, 0))
     must(taken.device[0] == 1 and taken.elements() == data, f"on {taken.device}, or with other elements")
 
 
 @check(
-    "keyword-other-device", "A device that it cannot export to is refused with BufferError.",
     kind="producer", about="keywords", severity="wrong", see="array API standard, __dlpack__: dl_device",
     shows="""
 x = {array}
@@ -114,8 +109,8 @@ for version in (None, (1, 0)):
     raise AssertionError(f"asked for WebGPU, and got {capsule}")
 """,
 )  # fmt: skip
-def other_device(lib: Subject) -> None:
-    """Ask for a device that does not exist."""
+def keyword_other_device(lib: Subject) -> None:
+    """A device that it cannot export to is refused with BufferError."""
     for version in (None, (1, 0)):
         capsule, error = attempt(lib.array()[0].__dlpack__, max_version=version, dl_device=ELSEWHERE)
         asked = f"max_version={version}, dl_device={ELSEWHERE}"
@@ -125,7 +120,6 @@ def other_device(lib: Subject) -> None:
 
 
 @check(
-    "keyword-unknown", "A keyword that it does not know raises TypeError.",
     kind="producer", about="keywords", severity="wrong",
     shows="""
 x = {array}
@@ -136,14 +130,14 @@ except TypeError:
 raise AssertionError("taken in silence")
 """,
 )  # fmt: skip
-def unknown_keyword(lib: Subject) -> None:
-    """Consumers try newer keywords first, and must learn that they are not known."""
+def keyword_unknown(lib: Subject) -> None:
+    """A keyword that it does not know raises TypeError."""
+    # Consumers try newer keywords first, and must learn that they are not known.
     _, error = attempt(lib.array()[0].__dlpack__, max_version=(1, 0), not_a_keyword=1)
     must(isinstance(error, TypeError), f"an unknown keyword: {'no error' if error is None else error_line(error)}")
 
 
 @check(
-    "copy-true", "`copy=True` never shares: it gives memory of its own, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
 x = {array}
@@ -156,7 +150,7 @@ assert copied.address != own.address
 """,
 )  # fmt: skip
 def copy_true(lib: Subject) -> str | None:
-    """Compare addresses."""
+    """`copy=True` never shares: it gives memory of its own, or raises BufferError."""
     array, data = lib.array()
     shared = lib.versioned(array)
     capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=True)
@@ -170,7 +164,6 @@ def copy_true(lib: Subject) -> str | None:
 
 
 @check(
-    "copy-true-served", "`copy=True` is not refused.",
     kind="producer", about="copies", severity="refuses", see="array API standard, __dlpack__: it must always copy",
     shows="""
 x = {array}
@@ -178,12 +171,11 @@ x.__dlpack__(max_version=(1, 0), copy=True)
 """,
 )  # fmt: skip
 def copy_true_served(lib: Subject) -> None:
-    """Ask for a copy of a plain array."""
+    """`copy=True` is not refused."""
     lib.export(lib.array()[0], max_version=(1, 0), copy=True)
 
 
 @check(
-    "copy-true-flag", "A copy made for the consumer says so.",
     kind="producer", about="copies", severity="friction", see="array API standard: the flag IS_COPIED must be set",
     shows="""
 x = {array}
@@ -192,7 +184,7 @@ assert taken.flags & 2, taken.flags  # IS_COPIED
 """,
 )  # fmt: skip
 def copy_true_flag(lib: Subject) -> None:
-    """Look for the flag."""
+    """A copy made for the consumer says so."""
     array = lib.array()[0]
     capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=True)
     if error is not None:
@@ -204,7 +196,6 @@ def copy_true_flag(lib: Subject) -> None:
 
 
 @check(
-    "copy-false", "`copy=False` shares the memory, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
 x = {array}
@@ -214,7 +205,8 @@ assert shared.address == own.address
 """,
 )  # fmt: skip
 def copy_false(lib: Subject) -> str | None:
-    """Compare addresses, and see that an export shows what the array itself holds."""
+    """`copy=False` shares the memory, or raises BufferError."""
+    # Compare addresses, and see that an export shows what the array itself holds.
     array = lib.array()[0]
     own = lib.describe(array)[0] if lib.describe is not None else lib.versioned(array).address
     capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=False)

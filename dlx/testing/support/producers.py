@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from dlx._core.extension import ffi
-from dlx._core.types import IS_COPIED, READ_ONLY, DType
+from dlx._core.types import IS_COPIED, READ_ONLY, DType, row_major
 from dlx._support.module import set_module
 from dlx.testing.support.capsules import Export, Taken, elements
 
@@ -127,8 +126,7 @@ class Source:
         **struct: Any,
     ) -> None:
         self.dtype, self.shape = DType(dtype), tuple(shape)
-        compact = [math.prod(max(extent, 1) for extent in self.shape[i + 1 :]) for i in range(len(self.shape))]
-        self.strides = tuple(compact if strides is None else strides)
+        self.strides = row_major(self.shape) if strides is None else tuple(strides)
         size = self.dtype.bits * self.dtype.lanes
         spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent > 1]
         low, high = sum(span for span in spans if span < 0), sum(span for span in spans if span > 0)

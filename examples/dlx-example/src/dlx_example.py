@@ -12,6 +12,7 @@ from typing import Any
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -75,6 +76,7 @@ class ExampleAdapter(Adapter):
             types=("examplearray.Bundle",), kind="mapping", flatten=_flatten, unflatten=_unflatten, new_empty=_new_empty
         ),
     )
+    arrays = Arrays(alignment=64)
     fast_path = FastPath(  # asking an array twice for its memory is harmless
         types=("examplearray.Array",), guards=(Guard("is_negated", NEGATED),)
     )
@@ -124,7 +126,6 @@ class ExampleAdapter(Adapter):
             min_alignment=1,
             ndims=(0, 8),
             keeps_readonly=True,
-            allocates_aligned=64,
         )
 
     def load(self, tensor: Tensor) -> Any:

@@ -1,6 +1,6 @@
-/* What producers answered in vain, for the Python path of the same call: see convert/call.h. */
+/* What producers answered in vain, for the Python path of the same call: see call.h. */
 
-#include "convert/call.h"
+#include "call.h"
 #include "core/thread_state.h"
 #include "base/threads.h"
 

@@ -1,0 +1,113 @@
+"""Handlers of Python's own containers, by exact type."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+from dlx._protocols import arrow
+from dlx._registry.handlers import elements, items, unflatten_set
+from dlx.adapter.declarations import Container
+
+__all__ = ["HANDLERS", "LIST", "TUPLE"]
+
+
+def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
+    items = list(obj.items())  # at once: another thread may be writing
+    return [key for key, _ in items], [child for _, child in items]
+
+
+def _unflatten_list(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    if new_empty is None:
+        return children
+    new_empty.extend(children)
+    return new_empty
+
+
+def _unflatten_tuple(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    return tuple(children)
+
+
+def _unflatten_dict(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    if new_empty is None:
+        return dict(zip(keys, children, strict=True))
+    new_empty.update(zip(keys, children, strict=True))
+    return new_empty
+
+
+def _unflatten_filled(new_empty_of: Any) -> Any:
+    def close(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+        new = new_empty_of(obj) if new_empty is None else new_empty
+        if keys is None:
+            new.extend(children)
+        else:
+            new.update(zip(keys, children, strict=True))
+        return new
+
+    return close
+
+
+def _new_empty_defaultdict(obj: Any) -> Any:
+    return defaultdict(obj.default_factory)
+
+
+def _new_empty_deque(obj: Any) -> Any:
+    return deque(maxlen=obj.maxlen)
+
+
+def _new_empty_ordered(obj: Any) -> Any:
+    new: OrderedDict[Any, Any] = OrderedDict()
+    new.__dict__.update(obj.__dict__)  # a state_dict of torch carries its versions there
+    return new
+
+
+def _unflatten_proxy(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    inside = obj.copy()  # of the mapping behind it, whose type is kept
+    for key, child in zip(keys, children, strict=True):
+        old = obj[key]
+        inside[key] = child
+        if child is not old and obj[key] is child:
+            inside[key] = old
+            raise TypeError("its copy shares its storage")
+    return types.MappingProxyType(inside)
+
+
+def _unflatten_chain(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    return type(obj)(*children[0])
+
+
+def _flatten_chain(obj: Any) -> tuple[list[Any], list[Any]]:
+    return ["maps"], [list(obj.maps)]
+
+
+LIST = Container(flatten=elements, unflatten=_unflatten_list, new_empty=lambda obj: [])
+TUPLE = Container(flatten=elements, unflatten=_unflatten_tuple, mutable=False)
+DICT = Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict, new_empty=lambda obj: {})
+SET = Container(kind="set", flatten=elements, unflatten=unflatten_set)
+FROZENSET = Container(kind="set", flatten=elements, unflatten=unflatten_set, mutable=False)
+
+HANDLERS: dict[type, Container] = {
+    list: LIST,
+    tuple: TUPLE,
+    dict: DICT,
+    OrderedDict: Container(
+        kind="mapping",
+        flatten=_exact_items,
+        unflatten=_unflatten_filled(_new_empty_ordered),
+        new_empty=_new_empty_ordered,
+    ),
+    defaultdict: Container(
+        kind="mapping",
+        flatten=_exact_items,
+        unflatten=_unflatten_filled(_new_empty_defaultdict),
+        new_empty=_new_empty_defaultdict,
+    ),
+    deque: Container(flatten=elements, unflatten=_unflatten_filled(_new_empty_deque), new_empty=_new_empty_deque),
+    set: SET,
+    frozenset: FROZENSET,
+    types.MappingProxyType: Container(kind="mapping", flatten=items, unflatten=_unflatten_proxy, falls_to=dict),
+    arrow.Table: Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict),
+    collections.ChainMap: Container(kind="record", flatten=_flatten_chain, unflatten=_unflatten_chain),
+}

@@ -1,0 +1,99 @@
+"""`adapters`: every adapter that is found, by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from dlx._registry.plugin import error_of, strict
+from dlx._registry.registry import registry
+from dlx._support.display import Shown, columns, table
+from dlx._support.module import set_module
+from dlx._support.text import one_line
+from dlx.adapter.base import Adapter, version_of
+from dlx.errors import PluginError
+
+__all__ = ["Adapters", "adapters"]
+
+
+@set_module("dlx")
+class Adapters(Shown, dict[str, Adapter]):
+    """Adapters by name.
+
+    Attributes
+    ----------
+    broken
+        ``{"module (distribution)": PluginError}``: plugins that were found and cannot be used.
+    notes
+        Sentences about plugins that can be used and should be mended, or were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: dict[str, PluginError] = {}
+        self.notes: list[str] = []
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<dlx.Adapters of {self._head()}>", *columns(self._rows())])
+
+    def _head(self) -> str:
+        broken = f", and {len(self.broken)} that cannot be used" if self.broken else ""
+        return f"{len(self)} frameworks{broken}"
+
+    def _rows(self) -> list[list[str]]:
+        """Return name, and version where it is imported, of each; then what is broken."""
+        rows = [[name, f"{adapter.package} {_version(adapter)}"] for name, adapter in self.items()]
+        return rows + [
+            [one_line(name), f"cannot be used: {one_line(str(error))}"] for name, error in self.broken.items()
+        ]
+
+    def _table(self) -> str:
+        return table(self._head(), ("name", "package"), self._rows())
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        yield dict(self._rows())
+
+
+def _version(adapter: Adapter) -> str:
+    """Return the version of a framework, which is not imported for it."""
+    if sys.modules.get(adapter.package) is None:
+        return "(not imported)"
+    try:
+        return version_of(adapter)
+    except MemoryError:
+        raise
+    except Exception:  # of an adapter that is not dlx's
+        return "(version unknown)"
+
+
+@set_module("dlx")
+def adapters() -> Adapters:
+    """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
+
+    What an adapter says of its framework (`Adapter.dtypes`, `Adapter.devices`, `Adapter.capabilities`,
+    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out; it is in ``.broken`` of
+    what comes back.
+
+    Raises
+    ------
+    PluginError
+        If a plugin is broken and ``DLX_STRICT_PLUGINS`` is set.
+
+    Examples
+    --------
+    >>> import dlx, numpy
+    >>> dlx.adapters()["numpy"].dtypes.to_native(dlx.DType("float32"))
+    dtype('float32')
+    """
+    plugins = dict.fromkeys(registry.load_all().values())
+    found = Adapters()
+    found.update({adapter.name: adapter for adapter in registry.adapters()})
+    found.notes += registry.left_out()
+    for plugin in plugins:
+        found.notes += plugin.notes
+        if plugin.broken is not None:
+            found.broken[str(plugin)] = error_of(plugin)
+            if strict():
+                raise found.broken[str(plugin)]
+    return found
