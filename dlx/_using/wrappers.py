@@ -23,6 +23,7 @@ from dlx.adapter.base import Adapter
 
 __all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
 
+
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
     """Return a plain function that converts, by its plan if that is enough."""
     known: tuple[Any, Any] = None, None  # generation of the registry, plan

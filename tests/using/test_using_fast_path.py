@@ -409,7 +409,7 @@ def test_generated_signatures(data):
         ("torch", ["list"], "all", {}),
         ("torch", ["shared"], "into a record", {}),
         ("torch", ["cyclic"], "number", {}),
-        ("numpy", ["nested", "record", "ordered", "named"], "every array", {}),
+        ("numpy", ["nested", "record", "ordered", "named", "set"], "every array", {}),
         ("numpy", ["torch", "dtype", "function", "numbers", "named numbers", "list of numbers"], "plus", {}),
         ("torch", ["torch", "dict"], "turned around", {}),
     ],
@@ -417,6 +417,7 @@ def test_generated_signatures(data):
 def test_what_is_simple_is_not_flattened(invocations, to, args, body, options):
     """By position and by name."""
     run = dlx.using(to, **options)(lambda *args, **more: BODIES[body]((*args, *more.values())))
+    run(*(MADE[name]() for name in args))  # an adapter that is loaded now makes the call start again
     for call in (run, lambda *args: run(**{f"k{i}": arg for i, arg in enumerate(args)})):
         invocations.clear()
         for _ in range(5):
@@ -427,7 +428,6 @@ def test_what_is_simple_is_not_flattened(invocations, to, args, body, options):
 @pytest.mark.parametrize(
     ("to", "args"),
     [
-        ("torch", ["set"]),
         ("torch", ["of copies"]),
         ("numpy", ["of gradients"]),
         ("torch", ["numpy backwards"]),
