@@ -8,6 +8,10 @@
 /* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
 int py_function_init(PyObject* module);
 
+/* ---- call/arguments.c ------------------------------------------------------------------------ */
+
+extern PyMethodDef py_arguments_functions[];
+
 /* ---- call/options.c -------------------------------------------------------------------------- */
 
 /* Read the target and the options of a call. `*like` is an example that the call gives in place of
@@ -18,10 +22,6 @@ int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject
 
 /* Make the words of calls. GIL: needed. Errors: -1 with an exception. */
 int py_options_init(PyObject* module);
-
-/* ---- call/arguments.c ------------------------------------------------------------------------ */
-
-extern PyMethodDef py_arguments_functions[];
 
 /* ---- call/overlap.c -------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@ from dlx._engine.planner import is_inside
 from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
 from dlx._registry import lookup
-from dlx._registry.lookup import Kind
+from dlx._registry.lookup import Kind, look
 from dlx._registry.target import Target
 from dlx._support.reflect import derives
 from dlx._using.function_spec import Place
@@ -47,7 +47,7 @@ class CallTree(Tree):
     def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
         refusal = kind.refusal
         if any(obj is each for each in self._whole) or refusal is None or self._package in refusal.frameworks:
-            return lookup.look(obj, None, kind).adapter
+            return look(obj, None, kind).adapter
         return super()._look(obj, kind, number, i)
 
 
@@ -94,7 +94,7 @@ class Identity:
         """Return `Scope.owned` for some arrays that were passed, and the caller's own."""
         owned: dict[Any, Any] = {}
         for passed, own in known:
-            if self._wrapping is not None and lookup.look(passed).part is self._source:
+            if self._wrapping is not None and look(passed).part is self._source:
                 with contextlib.suppress(TypeError):  # it cannot be referred to weakly
                     owned[name_of(passed, self._wrapping)] = ref(own)
         return owned
@@ -108,10 +108,10 @@ class Identity:
         found = self._arrays.get(id(array))
         if found is not None and found[0] is array:
             return array
-        if self._wrapping is None or lookup.look(array).part is not self._source:
+        if self._wrapping is None or look(array).part is not self._source:
             return None
         if self._named is None:
-            pairs = [passed for passed, _ in self._arrays.values() if lookup.look(passed).part is self._source]
+            pairs = [passed for passed, _ in self._arrays.values() if look(passed).part is self._source]
             self._named = {name_of(each, self._wrapping): each for each in pairs}
         return self._named.get(name_of(array, self._wrapping))
 
@@ -127,7 +127,7 @@ class Identity:
         if passed is None or target is None:
             return passed is not None
         own = self._arrays[id(passed)][1]
-        what = lookup.look(own).part
+        what = look(own).part
         return not isinstance(what, Adapter) or is_inside(own, what, target)
 
     def is_own(self, made: Any, container: Any) -> bool:
@@ -168,5 +168,6 @@ def wrapping(target: Target) -> Any:
 
 def _is_key(one: Any, other: Any) -> bool:
     """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
-    is_plain = type(one) is type(other) and lookup.kind(type(one)).verdict == "plain"
-    return one is other or (is_plain and bool(one == other))
+    if one is other or type(one) is not type(other):
+        return one is other
+    return lookup.kind(type(one)).verdict == "plain" and bool(one == other)

@@ -11,8 +11,7 @@ from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._protocols.arrow import Column
-from dlx._registry import lookup
-from dlx._registry.lookup import TUPLE
+from dlx._registry.lookup import TUPLE, look
 from dlx._support.reflect import type_name
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.identity import CallTree, Identity
@@ -52,7 +51,7 @@ class Inputs:
 
     def convert_sent(self, value: Any) -> Any:
         """Return for a generator what its caller has sent."""
-        what = lookup.look(value).part
+        what = look(value).part
         if what is None:
             return value
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)

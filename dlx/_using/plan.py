@@ -84,19 +84,19 @@ class _Kinds:
         return found
 
     def _find(self, kind: type) -> Any:
-        known = lookup.kind(kind)
-        what, refused = known.part, known.refusal
+        found = lookup.kind(kind)
+        what = found.part
         if isinstance(what, Adapter):
             return self._of_array(kind, what)
-        if known.verdict == "plain":
+        if found.verdict == "plain":
             return None
-        if refused is not None:  # by name, unless it holds arrays of the function's framework, as a model does
-            return ... if self._target.adapter.package in refused.frameworks else False
+        if found.refusal is not None:  # unless it holds arrays of the function's framework, as a model does
+            return ... if self._target.adapter.package in found.refusal.frameworks else False
         if isinstance(what, Container) and what.holds == self._target.name and what.falls_to is not None:
             flatten = what.flatten if what.identity is None else functools.partial(_children, what)
             return flatten, _PLAIN[what.falls_to], True, True
-        found = other_kind(kind)
-        return {"passes": None, "looks": ..., "rule": found.get("parts")}.get(found["what"], False)
+        other = other_kind(kind)
+        return {"passes": None, "looks": ..., "rule": other.get("parts")}.get(other["what"], False)
 
     def _of_array(self, kind: type, adapter: Adapter) -> Any:
         is_inside = adapter is self._target.source

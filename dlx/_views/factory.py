@@ -148,7 +148,7 @@ class ViewMaker:
     options
         The options.
     generation
-        That of the registry when they were made.
+        The registry's, before they were made.
     listed
         Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
     """

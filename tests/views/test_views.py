@@ -1453,7 +1453,7 @@ def test_a_lazy_call_without_other_options_is_answered_from_c(kind):
 def test_a_view_keeps_the_rules_of_classes():
     """Its compiled base takes four arguments, and makes no object of a class with abstract methods."""
 
-    class Abstract(native.Slots, Mapping):
+    class Abstract(native.Slots, MutableMapping):
         pass
 
     with pytest.raises(TypeError, match="abstract"):
