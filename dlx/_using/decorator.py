@@ -16,7 +16,6 @@ from dlx._registry.plugin import TRACING
 from dlx._support.late import Late
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr
-from dlx._using.call import Invocation
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
 
@@ -27,8 +26,6 @@ else:
     gradients = Late("dlx._using.gradients")
 
 __all__ = ["using"]
-
-leave_out(Invocation.__init__, "what dlx.using returns")
 
 P = ParamSpec("P")
 R = TypeVar("R")
