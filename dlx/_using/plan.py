@@ -8,7 +8,7 @@ more is left to `Outputs`.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlx._engine.fast_path import other_kind
 from dlx._engine.request import Request
@@ -23,15 +23,11 @@ from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 from dlx.typing import READONLY
 
-if TYPE_CHECKING:
-    from dlx._using import identity as identities
-    from dlx._using import outputs
-else:  # loaded with the first result that needs more
-    identities, outputs = Late("dlx._using.identity"), Late("dlx._using.outputs")
-
 __all__ = ["MAX_KNOWN", "plan_of"]
 
 _PLAIN: dict[Any, Any] = {kind: other_kind(kind)["parts"][1] for kind in (list, dict)}
+identities: Any = Late("dlx._using.identity")  # both loaded with the first result that needs more
+outputs: Any = Late("dlx._using.outputs")
 MAX_KNOWN = 64  # types whose kinds are kept of one function
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlx._core import native
 from dlx._engine.executor import mark_written
@@ -21,13 +21,9 @@ from dlx._using.function_spec import FunctionSpec
 from dlx._using.plan import plan_of
 from dlx.adapter.base import Adapter
 
-if TYPE_CHECKING:
-    from dlx._using import call as calls
-else:  # loaded with the first call that is not made in C
-    calls = Late("dlx._using.call")
-
 __all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
 
+calls: Any = Late("dlx._using.call")  # loaded with the first call that is not made in C
 TRIES = 3  # an adapter that is loaded for a call makes it start again
 
 
