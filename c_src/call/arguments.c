@@ -188,7 +188,8 @@ static int look_at_argument(py_visitor* visitor, PyObject* obj, PyObject** found
   return action;
 }
 
-/* Whether an argument passes as it is: most do. Errors: PY_ASK_LEAVES, or PY_ASK_FAILS with an exception. */
+/* Whether an argument passes as it is: most do. Errors: PY_ASK_LEAVES, or PY_ASK_FAILS with an
+ * exception. */
 static int look_at_value(call* c, PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
   Py_ssize_t i = 0, n = PyTuple_Check(value) ? PyTuple_GET_SIZE(value) : -1;
@@ -198,7 +199,8 @@ static int look_at_value(call* c, PyObject* value) {
   PyObject *kind = kind_of(c, value), *rule = NULL;
   if (kind == NULL) return PY_ASK_FAILS;
   int action = is_inside(kind) ? PY_ASK_PASSES : action_of(kind, value, &rule);
-  if (rule && i == n && PyTuple_GET_ITEM(rule, 2) != Py_True) action = PY_ASK_PASSES; /* plain data */
+  if (rule && i == n && PyTuple_GET_ITEM(rule, 2) != Py_True)
+    action = PY_ASK_PASSES; /* plain data */
   Py_XDECREF(rule);
   Py_DECREF(kind);
   return action;
@@ -273,7 +275,8 @@ static int convert_arguments(call* c, PyObject** given) {
     if ((found = look_at_value(c, value)) != PY_ASK_PASSES) action = found;
   }
   if (action == PY_ASK_LEAVES || action == PY_ASK_FAILS) return action;
-  if (action == PY_ASK_PASSES && planned(c, RESULTS) == Py_None) return action; /* nothing comes back */
+  if (action == PY_ASK_PASSES && planned(c, RESULTS) == Py_None)
+    return action; /* nothing comes back */
   c->values = args = PyTuple_GetSlice(c->args, skipped, n);
   if (args && (root = PyTuple_Pack(PyDict_GET_SIZE(c->options) ? 2 : 1, args, c->options)))
     *given = walk(c, root, planned(c, TO), DLX_SHARES | DLX_HOST_ONLY);
@@ -368,8 +371,7 @@ static PyObject* view_result(call* c, PyObject* result) {
 /* Owns: new. GIL: needed; may run Python. Errors: NULL with an exception, or without one: Python
  * does it. */
 static PyObject* convert_result(call* c, PyObject* result) {
-  if (py_is_plain(Py_TYPE(result)) || (c->to == NULL && !c->is_changed))
-    return Py_NewRef(result);
+  if (py_is_plain(Py_TYPE(result)) || (c->to == NULL && !c->is_changed)) return Py_NewRef(result);
   int is_tree = py_is_tree(Py_TYPE(result)), is_lazy = planned(c, VIEWS) != Py_None && c->to;
   PyObject *kind = is_tree ? Py_NewRef(Py_None) : kind_of(c, result), *root = NULL, *made = NULL;
   if (kind == NULL) return NULL;

@@ -57,7 +57,7 @@ typedef struct {
   PyObject* to;
   PyObject* tree; /* what the array was found in, or NULL */
   unsigned options;
-  PyObject* answers; /* strong, or NULL; see py_call_leave */
+  PyObject* answers;   /* strong, or NULL; see py_call_leave */
   py_visitor* visitor; /* of a tree; or NULL */
 } py_call;
 

@@ -229,7 +229,8 @@ static outcome flatten(walk* w, PyObject* root, PyObject* rule) {
       w->stack.n--;
     }
   }
-  if (result == DONE && w->leaves.n == 0 && !w->call->visitor) return LEAVE; /* `to` has not been checked yet */
+  if (result == DONE && w->leaves.n == 0 && !w->call->visitor)
+    return LEAVE; /* `to` has not been checked yet */
   return result;
 }
 
@@ -476,8 +477,7 @@ static outcome unflatten(walk* w) {
   }
   for (Py_ssize_t i = 0; i < w->order.n; i++) {
     node* n = &nodes_of(w)[((Py_ssize_t*)w->order.at)[i]];
-    PyObject* own =
-        visitor && visitor->own && !n->is_cyclic ? visitor->own(visitor, n->obj) : NULL;
+    PyObject* own = visitor && visitor->own && !n->is_cyclic ? visitor->own(visitor, n->obj) : NULL;
     if (own && holds_results(w, n, own)) {
       n->result = Py_NewRef(own);
     } else if (n->rule) {

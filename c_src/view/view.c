@@ -16,15 +16,15 @@ typedef struct {
   PyObject* me;    /* of View; NULL = None */
   PyObject* is_tracing; /* Adapter.is_tracing of the target; NULL = None */
   /* Of a container that an adapter declares, else NULL: */
-  PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
-  PyObject* getter;    /* getter(key): the element, sooner than source[key]; or NULL */
-  PyObject* unchanged; /* unchanged(key, element): the source still has it there; or NULL */
+  PyObject* fixed;          /* exact type of the keys whose elements never change; NULL = none */
+  PyObject* getter;         /* getter(key): the element, sooner than source[key]; or NULL */
+  PyObject* unchanged;      /* unchanged(key, element): the source still has it there; or NULL */
   _Atomic(Py_ssize_t) size; /* 1 + that of a source that never changes; 0 = unknown */
 } SlotsObject;
 
 /* View._fast: (fast path, target, scope, its `known`, its `moved`, the container's `identity` or
- * None, a weak reference to the view, whether it is inside another, the scope's `owned` or None, the
- * options of the fast path). */
+ * None, a weak reference to the view, whether it is inside another, the scope's `owned` or None,
+ * the options of the fast path). */
 enum { N_FAST = 10 };
 
 /* Whether a key is what `getter` and `unchanged` are asked for. */

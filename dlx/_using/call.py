@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from dlx._engine.traced import leave_out
 from dlx._support.tracebacks import shorten
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.identity import Identity
@@ -77,3 +78,6 @@ class Invocation:
             If one of those cannot be written to, or one write would overwrite another.
         """
         self._writes.back()
+
+
+leave_out(Invocation.__init__, "what dlx.using returns")

@@ -13,19 +13,19 @@ from dlx._core.public import public
 from dlx._engine.request import Request, check_flags, request_of
 from dlx._engine.traced import leave_out
 from dlx._registry.plugin import TRACING
+from dlx._support.late import Late
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr
-from dlx._using.call import Invocation
 from dlx._using.function_spec import FunctionSpec
-from dlx._using.gradients import CompiledCalls, differentiated
 from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
 
 if TYPE_CHECKING:
+    from dlx._using import gradients
     from dlx.typing import DeviceLike, Readonly, Target
+else:
+    gradients = Late("dlx._using.gradients")
 
 __all__ = ["using"]
-
-leave_out(Invocation.__init__, "what dlx.using returns")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -188,12 +188,12 @@ def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_one(function) for is_one in several):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
-    plain, compiled = _wrapper(function, spec), CompiledCalls(spec, function)
+    plain, compiled = _wrapper(function, spec), gradients.CompiledCalls(spec, function)
 
     def calling(*args: Any, **options: Any) -> Any:
         result = compiled(args, options)
         if result is NotImplemented:
-            result = differentiated(spec, function, args, options)
+            result = gradients.differentiated(spec, function, args, options)
         return plain(*args, **options) if result is NotImplemented else result
 
     return calling

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlx._engine.tree import Tree
 from dlx._registry.generic import BUFFER
 from dlx._registry.lookup import adapter_of
+from dlx._registry.registry import registry
+from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 
-__all__ = ["FunctionSpec", "Place", "tracked"]
+if TYPE_CHECKING:
+    from dlx._engine.tree import Tree
+
+__all__ = ["FunctionSpec", "Place", "fast_name", "tracked", "wrapping"]
 
 Place = tuple[str, tuple[Any, ...]]
 """Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
@@ -111,3 +115,15 @@ class FunctionSpec:
 def tracked(source: Adapter, array: Any) -> bool:
     """Return whether what is computed from an array now is recorded by its framework, to be differentiated."""
     return source.gradients is not None and source.gradients.is_tracked(array)
+
+
+def fast_name(target: Target) -> Any:
+    """Return the name by which the fast path converts results to a target; NotImplemented if it cannot."""
+    is_known = target.adapter.fast_path is not None and registry.target(target.name) is target
+    return target.name if is_known else NotImplemented
+
+
+def wrapping(target: Target) -> Any:
+    """Return a container of a framework that wraps the same array anew on each access; None if there is none."""
+    source = target.source
+    return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)

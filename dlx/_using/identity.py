@@ -15,12 +15,12 @@ from dlx._registry import lookup
 from dlx._registry.lookup import Kind, look
 from dlx._registry.target import Target
 from dlx._support.reflect import derives
-from dlx._using.function_spec import Place
+from dlx._using.function_spec import Place, wrapping
 from dlx._views.base import name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 
-__all__ = ["CallTree", "Identity", "wrapping"]
+__all__ = ["CallTree", "Identity"]
 
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
@@ -158,12 +158,6 @@ class Identity:
             return None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
-
-
-def wrapping(target: Target) -> Any:
-    """Return a container of a framework that wraps the same array anew on each access; None if there is none."""
-    source = target.source
-    return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)
 
 
 def _is_key(one: Any, other: Any) -> bool:

@@ -18,14 +18,14 @@ from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import type_name
 from dlx._support.tracebacks import REFUSALS, shorten
-from dlx._using.function_spec import FunctionSpec, Place, tracked
+from dlx._using.function_spec import FunctionSpec, Place, fast_name, tracked
 from dlx._using.identity import CallTree, Identity
 from dlx._views.factory import lazy_view, view_maker
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, path_text
 
-__all__ = ["Caller", "Outputs", "Views", "fast_name"]
+__all__ = ["Caller", "Outputs", "Views"]
 
 HOST = Device("cpu")
 
@@ -57,12 +57,6 @@ class Caller(NamedTuple):
         # Results go to the device of its own arrays, unless the framework can be given nothing there.
         device = device if device is None or held is None or device.type in held else None
         return cls(target, device, bool(held_there))
-
-
-def fast_name(target: Target) -> Any:
-    """Return the name by which the fast path converts results to a target; NotImplemented if it cannot."""
-    is_known = target.adapter.fast_path is not None and registry.target(target.name) is target
-    return target.name if is_known else NotImplemented
 
 
 def name_of_target(request: Request) -> str | None:

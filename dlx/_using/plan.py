@@ -15,10 +15,9 @@ from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
 from dlx._registry.registry import registry
+from dlx._support.late import Late
 from dlx._support.reflect import is_key
-from dlx._using.function_spec import FunctionSpec
-from dlx._using.identity import Identity, wrapping
-from dlx._using.outputs import Caller, Outputs, Views, fast_name
+from dlx._using.function_spec import FunctionSpec, fast_name, wrapping
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
@@ -27,6 +26,8 @@ from dlx.typing import READONLY
 __all__ = ["MAX_KNOWN", "plan_of"]
 
 _PLAIN: dict[Any, Any] = {kind: other_kind(kind)["parts"][1] for kind in (list, dict)}
+identities: Any = Late("dlx._using.identity")  # both loaded with the first result that needs more
+outputs: Any = Late("dlx._using.outputs")
 MAX_KNOWN = 64  # types whose kinds are kept of one function
 
 
@@ -40,7 +41,7 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
     if request.device is not None or request.stream is not None or results is NotImplemented:
         return None
     wrapper = wrapping(request.target)
-    kinds, views = _Kinds(spec, request), Views(spec, request)
+    kinds, views = _Kinds(spec, request), outputs.Views(spec, request) if spec.lazy else None
     return (
         function,
         FAST_PATH,
@@ -51,8 +52,8 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         results,
         READONLY.index(request.readonly),
         request.detach,
-        views.makers if spec.lazy else None,
-        views.make,
+        None if views is None else views.makers,
+        None if views is None else views.make,
         None if wrapper is None else wrapper.identity,
         functools.partial(_finish, spec, request),
         functools.partial(_locate, spec),
@@ -131,7 +132,7 @@ def _children(handler: Container, obj: Any) -> tuple[Any, list[Any]]:
 
 def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: list[Any], result: Any) -> Any:
     """Convert a result the complete way; `pairs`: (what was passed, the caller's own, whether it is a container)."""
-    identity, seen = Identity(args[: spec.skipped], request.target), []
+    identity, seen = identities.Identity(args[: spec.skipped], request.target), []
     for passed, own, is_container in pairs:
         what = lookup.look(own).part
         if is_container:
@@ -141,7 +142,7 @@ def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: 
             identity.add(passed, own)
             if isinstance(what, Adapter):
                 seen.append((what, own, True))
-    return Outputs(spec, request, identity, Caller.of(spec, request.target, seen)).returned(result)
+    return outputs.Outputs(spec, request, identity, outputs.Caller.of(spec, request.target, seen)).returned(result)
 
 
 def _locate(spec: FunctionSpec, error: Exception, is_result: bool) -> None:

@@ -16,12 +16,15 @@ from dlx._registry.generic import BUFFER
 from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
 from dlx._support.imports import when_imported
-from dlx._using.call import Invocation
+from dlx._support.late import Late
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.plan import plan_of
 from dlx.adapter.base import Adapter
 
 __all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
+
+calls: Any = Late("dlx._using.call")  # loaded with the first call that is not made in C
+TRIES = 3  # an adapter that is loaded for a call makes it start again
 
 
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
@@ -30,17 +33,21 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
 
     def calling(*args: Any, **options: Any) -> Any:
         nonlocal known
-        generation, plan = known
-        if generation != registry.generation:
-            generation = registry.generation
-            plan = plan_of(spec, function)
-            known = generation, plan
-        if plan is not None:
+        for _ in range(TRIES):
+            generation, plan = known
+            if generation != registry.generation:
+                generation = registry.generation
+                plan = plan_of(spec, function)
+                known = generation, plan
+            if plan is None:
+                break
             make = _call_writing if spec.writes else native.call_converted
             result = make(plan, args, options)
             if result is not plan:
                 return result
-        call = Invocation(spec, args, options)
+            if generation == registry.generation:
+                break
+        call = calls.Invocation(spec, args, options)
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)
@@ -93,7 +100,7 @@ def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
     """Return a coroutine function that converts."""
 
     async def awaiting(*args: Any, **options: Any) -> Any:
-        call = Invocation(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call:
             result = await call.work.stepped(function(*call.args, **call.options))
         with call.work.step():
@@ -106,7 +113,7 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
     """Return an asynchronous generator function that converts."""
 
     async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
-        call = Invocation(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call:
             inner = function(*call.args, **call.options)
             step: Any = functools.partial(inner.asend, None)
@@ -137,7 +144,7 @@ def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
     """Return a generator function that converts."""
 
     def yielding(*args: Any, **options: Any) -> Any:
-        call = Invocation(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call:
             inner = function(*call.args, **call.options)
             step: Callable[[], Any] = functools.partial(next, inner)

@@ -31,8 +31,8 @@ def fast(monkeypatch):
         raise AssertionError("the complete way was taken")
 
     def use():
-        monkeypatch.setattr(wrappers, "Invocation", refuse)
-        monkeypatch.setattr(plan, "Outputs", refuse)
+        monkeypatch.setattr(wrappers.calls, "Invocation", refuse)
+        monkeypatch.setattr(plan.outputs, "Outputs", refuse)
 
     return use
 
