@@ -367,7 +367,7 @@ def _owner(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Qu
     yield _question(kind, owner.ask)
     checks = owner.nbytes and OWNER_BOUNDS not in answered
     for name in (owner.address, owner.nbytes):
-        yield _question(kind, name, of=look_up(owner.type)) if checks else None
+        yield _question(kind, name, of=owner.type) if checks else None
 
 
 def _streams(adapter: Adapter) -> Any:
@@ -376,13 +376,14 @@ def _streams(adapter: Adapter) -> Any:
     return quick() if callable(quick) else quick
 
 
-def _question(kind: type, name: str, *, of: type | None = None, is_attribute: bool = False) -> Question:
-    """Return a question for arrays of a type, or for what owns their memory, which is `of` another one."""
-    cls = of or kind
+def _question(kind: type, name: str, *, of: str = "", is_attribute: bool = False) -> Question:
+    """Return a question for arrays of a type, or for what owns their memory, `of` a type with an importable name."""
+    owner: Any = look_up(of) if of else None
+    cls = owner if of else kind
     found = next((each.__dict__[name] for each in cls.__mro__ if name in each.__dict__), None)
     is_of_c = type(found) in (GetSetDescriptorType, MethodDescriptorType)
     is_method = not is_attribute and callable(getattr(cls, name, None))
-    return Question(sys.intern(name), of, found if is_of_c else None, is_method)
+    return Question(sys.intern(name), owner, found if is_of_c else None, is_method)
 
 
 def _may_have(kind: type, name: str) -> bool:
@@ -400,7 +401,7 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
         yield Guard(_question(kind, guard.ask, is_attribute=guard.optional), codes, False, None, guard.optional)
     if isinstance(given.owner, Owner) and given.owner.freeze:
         question, method = given.owner.freeze
-        ask = _question(kind, question, of=look_up(given.owner.type))
+        ask = _question(kind, question, of=given.owner.type)
         yield Guard(ask, 0, True, _question(kind, method), False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from typing import Any
 
 __all__ = ["Late", "load_name"]
@@ -15,12 +16,16 @@ def load_name(module: str, name: str) -> Any:
     Raises
     ------
     ImportError
-        If the call interrupts the import of the module, as a signal handler may.
+        If the call interrupts the import of the module, as a signal handler may, or Python ends.
     """
     collects = gc.isenabled()
     try:
         gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
         loaded = importlib.import_module(module)
+    except ImportError as error:
+        if sys.meta_path is None:
+            raise ImportError(f"cannot load {module} while Python ends. Convert something before that.") from error
+        raise
     finally:
         if collects:
             gc.enable()

@@ -68,10 +68,10 @@ def declared(np, monkeypatch):
     )
     adapter = registry.target("numpy").adapter
     monkeypatch.setattr(type(adapter), "containers", (*adapter.containers, *rows))
-    monkeypatch.setattr(registry, "generation", registry.generation + 1)
+    registry._forget()
     yield
     monkeypatch.undo()
-    registry.generation += 1
+    registry._forget()
 
 
 @pytest.mark.parametrize("kind", [Box, Frozen, Whole])
