@@ -125,12 +125,18 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         """A name that is loaded when it is first read, of the class that the module has until then."""
 
         def __init__(self, name: str) -> None:
-            self.name = name
+            self.name, self.is_kept = name, name != "convert"
 
         def __get__(self, module: Any, kind: Any) -> Any:
-            value = globals()[self.name] = _load(self.name)
+            value = _load(self.name)
+            if not self.is_kept:  # a program that needs nothing else is not made to wait for it
+                self.is_kept = True
+                return value
+            globals()[self.name] = value
             if vars(_Module).get(self.name) is self:  # else another thread was faster
                 delattr(_Module, self.name)
+            if self.name == "convert":
+                _settle()
             return value
 
     # Without `__getattr__`, which would make each `dlx.convert` 50 ns slower.
@@ -144,6 +150,19 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         },
     )
     sys.modules[__name__].__class__ = _Module
+
+
+def _settle() -> None:
+    """Load all other names, and make this an ordinary module.
+
+    CPython specializes look-ups in ordinary modules only, which saves each `dlx.convert` some 30 ns.
+    """
+    try:
+        for name in _MODULES.keys() - globals().keys():
+            globals()[name] = _load(name)
+    except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
+        return
+    sys.modules[__name__].__class__ = type(sys)
 
 
 def _load(name: str) -> Any:
