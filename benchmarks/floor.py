@@ -60,7 +60,7 @@ def floor_of(module, kind, target):
         guards.append(
             (guard.ask.descriptor, guard.codes or 0xFFFFFFFF, guard.of_owner, guard.resolve and guard.resolve.name)
         )
-    switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.switches)
+    switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.conditions)
     owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
     assert all(look_up(name) is not None for name in facts.types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)

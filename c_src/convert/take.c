@@ -137,7 +137,9 @@ static void borrow(py_source* s, py_target* t, PyObject* obj, unsigned options, 
   /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
    * next call. */
   int is_trivial = py_is_trivial(t, &found);
-  if (dlx_managed_new(&found, 0, NULL, NULL, &made) != DLX_OK) return;
+  int status = is_trivial ? dlx_managed_trust(&found, 0, NULL, NULL, &made)
+                          : dlx_managed_new(&found, 0, NULL, NULL, &made);
+  if (status != DLX_OK) return;
   const DLTensor* tensor = &made->dl_tensor;
   /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
    * path, unless a guard in C looks at it. */

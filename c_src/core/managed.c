@@ -125,9 +125,13 @@ static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_re
   return DLX_OK;
 }
 
+int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                      DLManagedTensorVersioned** out) {
+  return make(like, flags, owner, release, 0, out);
+}
+
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out) {
-  if (dlx_is_plain(like, 1)) return make(like, flags, owner, release, 0, out);
   int status = dlx_validate(like, flags);
   if (status != DLX_OK) return status;
   int64_t strides[DLX_MAX_NDIM];
@@ -149,7 +153,10 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
   /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-  return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
+  const DLTensor* t = &foreign->dl_tensor;
+  return flags == 0 && dlx_is_plain(t, 1)
+             ? dlx_managed_trust(t, flags, foreign, release_foreign, out)
+             : dlx_managed_new(t, flags, foreign, release_foreign, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,

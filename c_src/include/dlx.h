@@ -109,7 +109,11 @@ typedef void (*dlx_release)(void* owner);
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out);
 
-/* The same around a foreign managed tensor.
+/* The same of a tensor that dlx_is_plain holds of, which is not looked at again. */
+int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                      DLManagedTensorVersioned** out);
+
+/* The same around a foreign managed tensor, which is looked at.
  * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
  * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
