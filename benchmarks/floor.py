@@ -11,6 +11,7 @@ import dlx
 from dlx._engine import fast_path as routes
 from dlx._registry.registry import registry
 from dlx.adapter import look_up
+from dlx.adapter.declarations import Owner
 
 HERE = Path(__file__).resolve().parent
 
@@ -61,7 +62,7 @@ def floor_of(module, kind, target):
             (guard.ask.descriptor, guard.codes or 0xFFFFFFFF, guard.of_owner, guard.resolve and guard.resolve.name)
         )
     switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.conditions)
-    owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
+    owner = routes._question(kind, facts.owner.ask)[2] if isinstance(facts.owner, Owner) else None
     assert all(look_up(name) is not None for name in facts.types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)
 
