@@ -14,7 +14,7 @@ enum {
   FUNCTION,  /* the function that is decorated */
   FAST_PATH, /* what routes are learnt by */
   TO,        /* its target */
-  KINDS,     /* {type: kind} */
+  KINDS,     /* {type: (kind, source)}: good while the fast path has this source of the type */
   LEARN,     /* learn(type): a type's kind, which it adds */
   SKIPPED,   /* how many arguments are passed as they are, as `self` is */
   RESULTS,   /* the target of results; None = that of the caller's arrays */
@@ -73,7 +73,10 @@ static PyObject* kind_of(const call* c, PyObject* obj) {
   PyTypeObject *type = Py_TYPE(obj), *meta = Py_TYPE(type);
   if (meta->tp_hash == PyType_Type.tp_hash && meta->tp_richcompare == PyType_Type.tp_richcompare) {
     PyObject* known = py_dict_get(planned(c, KINDS), (PyObject*)type);
-    if (known || PyErr_Occurred()) return known;
+    int holds = known && py_source_holds(PyTuple_GET_ITEM(known, 1), type);
+    PyObject* kind = holds ? Py_NewRef(PyTuple_GET_ITEM(known, 0)) : NULL;
+    Py_XDECREF(known);
+    if (kind || PyErr_Occurred()) return kind;
   }
   return PyObject_CallOneArg(planned(c, LEARN), (PyObject*)type);
 }

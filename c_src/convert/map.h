@@ -1,8 +1,8 @@
 #ifndef DLX_MAP_H_
 #define DLX_MAP_H_
 
-/* Maps from an address to a Python object, whose low bits say more. They grow, and forget types
- * that are gone when they do.
+/* Maps from an address to a Python object, whose low bits say more. They grow; the entry of a
+ * type that is gone stays until another type comes to lie at its address.
  *
  * Without the GIL threads read a map while one of them, under a lock, changes it. A word is read
  * and written whole. What has left a map, and a map that was replaced by a larger one, is given up

@@ -94,6 +94,15 @@ py_source* py_example_of(const FastPathObject* function, PyTypeObject* type) {
   return find_example(type);
 }
 
+int py_source_holds(PyObject* source, PyTypeObject* type) {
+  unsigned bits;
+  py_maps_begin();
+  py_source* s = find_source(&sources, type, &bits);
+  if (s) py_map_release(s);
+  py_maps_end();
+  return s && (PyObject*)s == source;
+}
+
 void py_target_forget(py_target* t) {
   if (t->key && (py_target*)py_word_object(py_map_get(&targets, t->key)) == t &&
       py_map_set(&targets, t->key, 0) < 0)

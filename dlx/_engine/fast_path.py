@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     _tree = Late("dlx._engine.tree")
 
-__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn"]
+__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn", "other_kind", "source_of"]
 
 
 class Question(NamedTuple):
@@ -94,14 +94,13 @@ def learn(kind: type, to: Any) -> None:
         if type(to).__hash__ is not str.__hash__ or type(to).__eq__ is not str.__eq__:
             return  # it may equal anything
         to = sys.intern(str.__str__(to))
-    source = native.source_of(kind) or _known(kind)
+    source = source_of(kind)
     if source is None:
         return
     if to is NotImplemented:
         native.source_add(source, _like(kind, source.adapter))
     else:
         target = native.target_of(to) or _target(registry.target(to))
-        native.source_add(source)
         native.pair_add(to, source, target, _pair(kind, source, target), _is_at_root(kind, source))
 
 
@@ -146,6 +145,14 @@ def _stays_on_host(adapter: Adapter, obj: Any) -> bool | None:
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+def source_of(kind: type) -> native.Source | None:
+    """Return the source of an exact type, which the fast path remembers; None as by `_known`."""
+    source = native.source_of(kind)
+    if source is None and (source := _known(kind)) is not None:
+        native.source_add(source)
+    return source
 
 
 def _known(kind: type) -> native.Source | None:

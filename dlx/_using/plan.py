@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dlx._engine.fast_path import other_kind
+from dlx._engine.fast_path import other_kind, source_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
@@ -66,11 +66,13 @@ class _Kinds:
 
     def __init__(self, spec: FunctionSpec, request: Request) -> None:
         self._spec, self._target, self._generation = spec, request.target, registry.generation
-        self.known: dict[type, Any] = {}
+        self.known: dict[type, tuple[Any, Any]] = {}
 
     def learn(self, kind: type) -> Any:
-        """Return the kind of a type, and keep it unless an adapter was loaded meanwhile."""
+        """Return the kind of a type, and keep it with its source, unless an adapter was loaded meanwhile."""
+        source = None
         try:
+            source = source_of(kind) if is_key(kind) else None  # first: a change meanwhile is seen at the next call
             found = self._find(kind)
         except (DlxError, MemoryError):
             raise
@@ -78,10 +80,10 @@ class _Kinds:
             found = False
         if registry.generation != self._generation:
             return False
-        if is_key(kind):
+        if source is not None:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
-            self.known[kind] = found
+            self.known[kind] = found, source
         return found
 
     def _find(self, kind: type) -> Any:
@@ -135,8 +137,7 @@ def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: 
     identity, seen = identities.Identity(args[: spec.skipped], request.target), []
     for passed, own, is_container in pairs:
         what = lookup.look(own).part
-        if is_container:
-            assert isinstance(what, Container)
+        if is_container and isinstance(what, Container):  # else its class has changed since
             identity.add_container(passed, own, *what.flatten(own))
         else:
             identity.add(passed, own)

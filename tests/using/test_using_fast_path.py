@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import collections.abc
 import contextlib
 import dataclasses
 import gc
@@ -512,6 +513,64 @@ def test_types_that_cannot_be_keys_and_types_that_go(invocations):
         del kind
     gc.collect()
     assert sum(kind() is not None for kind in kinds) <= plan.MAX_KNOWN
+
+
+def test_a_class_that_changes_after_its_first_call_is_looked_at_again(invocations):
+    """It becomes an array, by a protocol, or a container, by registration; other changes are nothing new."""
+
+    class Array:
+        count = 0
+
+    @dataclasses.dataclass
+    class Record:
+        x: object
+
+    class Items:
+        def __init__(self):
+            self.items = [np.ones(2)]
+
+        def __getitem__(self, i):
+            return self.items[i]
+
+        def __setitem__(self, i, value):
+            self.items = [value]
+
+        def __len__(self):
+            return 1
+
+    def exported(self, **options):
+        return np.ones(2).__dlpack__(**options)
+
+    run, kinds = dlx.using("torch")(lambda *args: [type(arg) for arg in args]), plan._Kinds
+    assert run(Array(), Record(np.ones(2)), Items(), np.ones(2)) == [Array, Record, Items, torch.Tensor]
+    Array.count += 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kinds, "learn", None)
+        assert run(Array(), Record(1), Items(), np.ones(2)) == [Array, Record, Items, torch.Tensor]
+    for kind in (Array, Record):
+        kind.__dlpack__, kind.__dlpack_device__ = exported, lambda self: (1, 0)
+    assert run(Array(), Record(1)) == [torch.Tensor] * 2
+    opened = dlx.using("torch")(lambda items: type(items[0]))
+    assert opened(Items()) is np.ndarray
+    collections.abc.Sequence.register(Items)
+    assert opened(Items()) is torch.Tensor
+
+
+def test_a_class_that_becomes_an_array_during_the_call():
+    """What was a container when it was passed comes back as the caller's own."""
+
+    @dataclasses.dataclass
+    class Record:
+        x: object
+
+    @dlx.using("torch")
+    def change(record):
+        Record.__dlpack__ = lambda self, **options: np.ones(2).__dlpack__(**options)
+        Record.__dlpack_device__ = lambda self: (1, 0)
+        return record
+
+    own = Record(np.ones(2))
+    assert change(own) is own
 
 
 @pytest.mark.parametrize("error", [errors.ConversionError, KeyboardInterrupt, MemoryError])
