@@ -12,9 +12,9 @@ int dlx_bind(uintptr_t module);
 PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
 
 static PyMethodDef* const builtins[] = {
-    py_hooks_functions,    py_capsule_functions, py_buffer_functions, py_make_functions,
-    py_within_functions,   py_adopt_functions,   py_cuda_functions,   py_arrow_functions,
-    py_exchange_functions, py_view_functions,    py_pair_functions,   py_call_functions,
+    py_hooks_functions,    py_capsule_functions,   py_buffer_functions, py_make_functions,
+    py_within_functions,   py_adopt_functions,     py_cuda_functions,   py_arrow_functions,
+    py_exchange_functions, py_view_functions,      py_pair_functions,   py_call_functions,
     py_stream_functions,   py_arguments_functions,
 };
 
@@ -42,8 +42,9 @@ static PyObject* bind(PyObject* self, PyObject* module) {
     return NULL;
   }
   first = here;
-  if (py_gil_open() < 0 || py_names_init() < 0 || py_pair_init() < 0 || py_source_init(module) < 0 || py_target_init(module) < 0 ||
-      py_tensor_init(module) < 0 || py_function_init(module) < 0 || py_view_init(module) < 0)
+  if (py_gil_open() < 0 || py_names_init() < 0 || py_pair_init() < 0 ||
+      py_source_init(module) < 0 || py_target_init(module) < 0 || py_tensor_init(module) < 0 ||
+      py_function_init(module) < 0 || py_view_init(module) < 0)
     return NULL;
   for (size_t i = 0; i < sizeof builtins / sizeof *builtins; i++) {
     if (PyModule_AddFunctions(module, builtins[i]) < 0) return NULL;

@@ -28,7 +28,8 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     return value == Py_True || value == Py_False || value == Py_None;
   }
   if (name == py_name_readonly) { /* the Python path checks the value where it matters */
-    for (Py_ssize_t i = 0; py_hooks.readonly_words && i < PyTuple_GET_SIZE(py_hooks.readonly_words); i++) {
+    for (Py_ssize_t i = 0; py_hooks.readonly_words && i < PyTuple_GET_SIZE(py_hooks.readonly_words);
+         i++) {
       if (value != PyTuple_GET_ITEM(py_hooks.readonly_words, i)) continue;
       *options |= i == 1 ? DLX_KEEPS_READONLY : i ? DLX_UNMARKS : 0;
       return 1;

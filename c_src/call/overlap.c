@@ -3,7 +3,6 @@
 #include "convert/pairs.h"
 #include "function.h"
 
-
 /* The bytes of one array, from `low` to below `high`; without gaps where `is_run`. */
 typedef struct {
   int64_t low, high;
