@@ -43,8 +43,8 @@ static inline void py_pair_release(const py_pair* pair) {
  * py_pair_find, by py_map_release. GIL, Errors: as py_pair_of. */
 py_source* py_example_of(const FastPathObject* function, PyTypeObject* type);
 
-/* Whether a source is still the one of an exact type. GIL: needed; may run Python. Errors: 0, perhaps
- * with an exception that ends the call. */
+/* Whether a source is still the one of an exact type. GIL: needed; may run Python. Errors: 0,
+ * perhaps with an exception that ends the call. */
 int py_source_holds(PyObject* source, PyTypeObject* type);
 
 extern PyMethodDef py_pair_functions[];
