@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 else:
     _tree = Late("dlx._engine.tree")
 
-__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported"]
-__all__ += ["learn", "other_kind", "source_of"]
+__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn"]
+__all__ += ["other_kind", "source_of"]
 
 
 class Question(NamedTuple):

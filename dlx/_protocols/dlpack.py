@@ -24,7 +24,7 @@ class _Signature(NamedTuple):
     """How ``__dlpack__`` of a type is called."""
 
     function: Any
-    """What stands in the class, see `_noted`: it stays the same, while its descriptor may make a new one each time."""
+    """What stands in the class, a function weakly: its descriptor may make a new one each time."""
     keywords: dict[str, Any] | None
     """What is sent where no stream is; None where only a call can tell."""
     takes_stream: bool
@@ -170,17 +170,14 @@ def _signature_of(kind: Any) -> _Signature:
     function = None
     for cls in kind.__mro__:
         if "__dlpack__" in cls.__dict__:
-            function = _noted(cls.__dict__["__dlpack__"])
+            function = cls.__dict__["__dlpack__"]
+            if type(function) is FunctionType:  # it may hold its class, which must not live by it
+                function = ref(function)
             break
     known = _signatures.get(ref(kind)) if type(kind) is type or is_key(kind) else None
     if known is None or known.function is not function:
         known = _learn(kind, function, None if function is None else _read_keywords(kind.__dlpack__))
     return known
-
-
-def _noted(function: Any) -> Any:
-    """Return what stands for a function: a weak reference, since it may hold its class, which must not live by it."""
-    return ref(function) if type(function) is FunctionType else function
 
 
 def _learn(kind: type, function: Any, accepted: dict[str, bool] | None) -> _Signature:
