@@ -7,6 +7,8 @@ import importlib
 import sys
 from typing import Any
 
+from dlx._support.module import restore_modules
+
 __all__ = ["Late", "load_name"]
 
 
@@ -21,6 +23,7 @@ def load_name(module: str, name: str) -> Any:
     collects = gc.isenabled()
     try:
         gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
+        restore_modules()
         loaded = importlib.import_module(module)
     except ImportError as error:
         if sys.meta_path is None:
