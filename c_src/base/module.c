@@ -26,7 +26,7 @@ PyMODINIT_FUNC PyInit__ffi(void) {
 
 PyDoc_STRVAR(bind_doc,
              "bind(module, /)\n--\n\n"
-             "Add every builtin and type to a module. Types and routes exist once a "
+             "Add every builtin and type to a module. Types and pairs exist once a "
              "process:\nImportError in any interpreter but the first that did so.");
 
 static PyObject* bind(PyObject* self, PyObject* module) {

@@ -12,7 +12,7 @@
 /* A call's plan, see dlx/_using/plan.py: */
 enum {
   FUNCTION,  /* the function that is decorated */
-  FAST_PATH, /* what routes are learnt by */
+  FAST_PATH, /* by which pairs are learned */
   TO,        /* its target */
   KINDS,     /* {type: (kind, source)}: good while the fast path has this source of the type */
   LEARN,     /* learn(type): a type's kind, which it adds */

@@ -93,7 +93,7 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     py_maps_end();
   }
   if (result || PyErr_Occurred()) {
-    if (call.answers) Py_CLEAR(call.answers);
+    if (call.answers) py_drop(call.answers);
     return result;
   }
   return call_python(&call, args, nargsf, names);

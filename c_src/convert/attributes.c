@@ -1,6 +1,7 @@
 /* Arrays on CUDA devices of types without a table: taken by their attributes (cupy). */
 
 #include "target.h"
+#include "core/strides.h"
 
 /* Numbers in a tuple that an attribute is. GIL: needed; may run Python. Errors: -1 = ask Python, or
  * an exception is set. */
@@ -16,24 +17,16 @@ static int read_numbers(const py_question* question, PyObject* obj, int64_t* num
   return (int)n;
 }
 
-/* What its dtype is in DLPack. GIL: needed; may run Python. Errors: 0 = as above. */
+/* What its dtype is in DLPack, if its elements are a power of two of bytes. GIL: needed; may run
+ * Python. Errors: 0 = as above. */
 static int read_dtype(const py_fields* f, PyObject* obj, DLDataType* out) {
   PyObject* dtype = py_ask(&f->dtype, obj);
   PyObject* found = dtype ? PyDict_GetItemWithError(f->dtypes, dtype) : NULL; /* never changed */
   long key = found ? PyLong_AsLong(found) : -1;
   *out = (DLDataType){(uint8_t)key, (uint8_t)(key >> 8), 1};
   Py_XDECREF(dtype);
-  return key >= 0;
-}
-
-/* From byte strides to elements. Errors: 0 = they are no whole elements. */
-static int to_elements(const int64_t* shape, int64_t* strides, int n, int64_t itemsize) {
-  for (int i = 0; i < n; i++) {
-    int64_t rest = strides[i] % itemsize;
-    if (rest && shape[i] > 1) return 0;
-    strides[i] = strides[i] / itemsize - (rest < 0); /* as Python divides */
-  }
-  return 1;
+  int bits = out->bits;
+  return key >= 0 && bits >= 8 && (bits & (bits - 1)) == 0;
 }
 
 /* Owns: the caller owns the result, which owns the array's memory. GIL: needed; runs Python.
@@ -45,7 +38,7 @@ static DLManagedTensorVersioned* read_array(const py_fields* f, PyObject* obj) {
   t.ndim = read_numbers(&f->shape, obj, shape);
   if (t.ndim < 0 || read_numbers(&f->strides, obj, strides) != t.ndim ||
       read_numbers(&f->device, obj, device) != 2 ||
-      !to_elements(shape, strides, t.ndim, t.dtype.bits / 8))
+      !dlx_whole_strides(t.ndim, shape, strides, t.dtype.bits / 8, strides))
     return NULL;
   t.device = (DLDevice){(int32_t)device[0], (int32_t)device[1]};
   PyObject* memory = t.device.device_type == kDLCUDA ? py_ask(&f->memory, obj) : NULL;

@@ -11,7 +11,7 @@ FEW_WORDS dlx_thread_state* dlx_own_state;
 static pthread_key_t leaving;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A thread may end inside a release, while it reads routes or takes the GIL: the next one does none
+/* A thread may end inside a release, while it reads maps or takes the GIL: the next one does none
  * of these. */
 static void leave_state(void* left) {
   dlx_thread_state* own = left;

@@ -1,5 +1,5 @@
 /* Files in memory: what dlx.share writes and maps, and dlx.attach maps. Into huge pages 16 MB or
- * more are written in 0.5 to 0.7 of the time of pwritev alone, by one thread or two (0.9 of one's
+ * more are written in 0.5 to 0.9 of the time of pwritev alone, by one thread or two (0.9 of one's
  * time), and first read in a third to an eighth (Linux 6.18). */
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */

@@ -1,5 +1,5 @@
 /* The base type of lazy views: a source, and a cache of converted elements by index or key. The
- * cache, and elements that have a route, are in C; everything else is in dlx/_views/base.py. */
+ * cache, and elements that have a pair, are in C; everything else is in dlx/_views/base.py. */
 
 #include "view.h"
 #include "convert/pairs.h"
@@ -139,8 +139,8 @@ static PyObject* fast_of(SlotsObject* view) {
   return fast;
 }
 
-/* Convert an element without a slot by its route, and note it. Owns: new. GIL: needed; may run
- * Python. Errors: NULL = Python must do it: the element is known already, has no route, fails, or
+/* Convert an element without a slot by its pair, and note it. Owns: new. GIL: needed; may run
+ * Python. Errors: NULL = Python must do it: the element is known already, has no pair, fails, or
  * another thread was here; an exception may be set. */
 static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
   if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;

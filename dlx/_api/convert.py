@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dlx._core.public import public
-from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
+from dlx._engine import fast_path as fast_path  # which learns the pairs of FAST_PATH
 from dlx._engine import traced as traced  # torch.compile finds it
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from dlx._core.extension import lib
 from dlx._core.public import public
 from dlx._core.types import Device
-from dlx._engine import fast_path as fast_path  # which fills the routes of FAST_PATH
+from dlx._engine import fast_path as fast_path  # which learns the pairs of FAST_PATH
 from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH

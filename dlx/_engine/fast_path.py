@@ -39,7 +39,7 @@ else:
     _tree = Late("dlx._engine.tree")
 
 __all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn"]
-__all__ += ["other_kind", "source_of"]
+__all__ += ["flatten_once", "other_kind", "source_of"]
 
 
 class Question(NamedTuple):
@@ -321,10 +321,8 @@ def _copy_of(adapter: Adapter) -> Callable[[Any], Any] | None:
     return adapter.copy if type(adapter).copy is not Adapter.copy else None
 
 
-def _children(
-    flatten: Any, identity: Callable[[Any], Any] | None, obj: Any, may_copy: bool
-) -> list[Any] | dict[Any, Any]:
-    """Return what a container holds, wrappers of one thing as one object."""
+def flatten_once(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) -> tuple[Any, list[Any]]:
+    """Return the keys and children of a container, all wrappers of one array as the first of them."""
     keys, children = flatten(obj)
     if identity is not None:
         names = list(map(identity, children))
@@ -332,6 +330,12 @@ def _children(
             first: dict[Any, Any] = {}
             pairs = zip(names, children, strict=True)
             children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
+    return keys, children
+
+
+def _children(flatten: Any, identity: Any, obj: Any, may_copy: bool) -> list[Any] | dict[Any, Any]:
+    """Return what a container holds as a list or dict."""
+    keys, children = flatten_once(flatten, identity, obj)
     return children if keys is None else dict(zip(keys, children, strict=True))
 
 

@@ -1,6 +1,6 @@
 """`FAST_PATH`: the one object by which Python reaches conversions in C. It is `dlx.convert`.
 
-`fast_path.py` gives it the functions that fill its routes, `dlx._api.convert` the Python function that it leaves calls
+`fast_path.py` gives it the functions that learn its pairs, `dlx._api.convert` the Python function that it leaves calls
 to.
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 from dlx._core import native
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor
-from dlx._core.types import Device, DType
+from dlx._core.types import HOST, DType
 from dlx._protocols import dlpack
 from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, foreign_error
@@ -35,7 +35,6 @@ _DTYPES = (
 )
 _LAYOUTS = {Layout.PERMUTED: ((3, 2), (1, 3)), Layout.GAPS: ((2, 2), (6, 2)), Layout.ZERO: ((2, 3), (0, 1))}
 _NDIMS = (3, 8, 16, 32, 64)
-_HOST = Device("cpu")
 _SPARE = 64  # elements of a probe's memory
 
 
@@ -168,7 +167,7 @@ class _Probe:
         for i in range(memory.nbytes):
             data[i] = i % 2 if name == "bool" else i % 61 + 1
         address = memory.data_ptr + shift * dtype.bits // 8
-        source = over_memory(address, shape, strides, dtype, _HOST, readonly=readonly, owner=memory)
+        source = over_memory(address, shape, strides, dtype, HOST, readonly=readonly, owner=memory)
         try:
             array = self.module.from_dlpack(source)
             back = dlpack.export(array)
@@ -178,7 +177,7 @@ class _Probe:
             self.why = exception_text(error)
             return False
         self.kind = type(array)
-        if not (back.device == _HOST and (back.dtype, back.shape) == (source.dtype, source.shape)):
+        if not (back.device == HOST and (back.dtype, back.shape) == (source.dtype, source.shape)):
             self.why = f"{source} comes back as {back}"
         elif _elements(back) != _elements(source):
             self.why = f"{source} comes back with other values"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._core import native
-from dlx._core.types import Device, DType
+from dlx._core.types import HOST, DType
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledCalls", "differentiated"]
 
-HOST = Device("cpu")
 MAX_KNOWN = 64  # structures of arguments whose derivatives are kept of one function
 _NUMBERS = frozenset({int, float, complex})
 _PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dlx._core.types import Device
+from dlx._core.types import HOST, Device
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
@@ -26,8 +26,6 @@ from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, path_text
 
 __all__ = ["Caller", "Outputs", "Views"]
-
-HOST = Device("cpu")
 
 
 class Caller(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dlx._engine.fast_path import other_kind, source_of
+from dlx._engine.fast_path import flatten_once, other_kind, source_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
@@ -96,7 +96,8 @@ class _Kinds:
         if found.refusal is not None:  # unless it holds arrays of the function's framework, as a model does
             return ... if self._target.adapter.package in found.refusal.frameworks else False
         if isinstance(what, Container) and what.holds == self._target.name and what.falls_to is not None:
-            flatten = what.flatten if what.identity is None else functools.partial(_children, what)
+            once = functools.partial(flatten_once, what.flatten, what.identity)
+            flatten = what.flatten if what.identity is None else once
             return flatten, _PLAIN[what.falls_to], True, True
         other = other_kind(kind)
         return {"passes": None, "looks": ..., "rule": other.get("parts")}.get(other["what"], False)
@@ -118,18 +119,6 @@ def _is_guarded(source: Adapter) -> bool:
     guards = source.fast_path.guards if source.fast_path is not None else ()
     by_type = source.gradients is not None and source.gradients.by_type
     return by_type or any(each.blocker is not None and each.blocker.needs == "detach" for each in guards)
-
-
-def _children(handler: Container, obj: Any) -> tuple[Any, list[Any]]:
-    """Return the keys and children of a container, all wrappers of one array as the first of them."""
-    keys, children = handler.flatten(obj)
-    assert handler.identity is not None
-    names = list(map(handler.identity, children))
-    if len(set(names)) < len(names):
-        first: dict[Any, Any] = {}
-        pairs = zip(names, children, strict=True)
-        children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
-    return keys, children
 
 
 def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: list[Any], result: Any) -> Any:
