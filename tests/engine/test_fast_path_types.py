@@ -411,3 +411,31 @@ def test_sources_and_targets_are_seen_by_the_collector():
         del function, made
         gc.collect()
         assert gone() is None
+
+
+def test_a_dtype_of_less_than_a_byte_divides_nothing_by_zero(python):
+    """Its array, read by attributes on a device, is left to Python; a plugin may declare such a dtype."""
+    said = python(
+        """
+        import dlx
+        from dlx._core import native
+        from dlx._engine.fast_path import Question
+
+        class Array:
+            shape, strides, dtype, memory = (2,), (1,), "int4", None
+            def __dlpack_device__(self):
+                return 2, 0
+
+        def ask(name, is_method=False):
+            return Question(name, None, None, is_method)
+
+        dlx.convert(bytearray(2), to="dlx")
+        asked = [ask(name) for name in ("memory", "shape", "strides", "dtype")]
+        fields = (*asked, ask("__dlpack_device__", True), "ptr", {"int4": 4 << 8})
+        source = native.Source(Array, what="converts", table=False, fields=fields)
+        native.source_add(source)
+        native.pair_add("dlx", source, native.target_of("dlx"), "converts")
+        print(dlx.convert._borrow(Array(), "dlx"))
+        """
+    )
+    assert said == "None\n"
