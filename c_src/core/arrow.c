@@ -1,5 +1,4 @@
-/* Arrow's structs: taken over, checked, and made. A struct that was moved here is released exactly
- * once, by the last who holds it. */
+/* Arrow's structs: moved here, checked, and made. The last holder releases what was moved. */
 
 #include "arrow.h"
 
@@ -13,11 +12,9 @@ struct dlx_arrow {
   atomic_int_least32_t holders;
   int64_t n_batches, room;
   struct ArrowSchema schema;
-  struct ArrowDeviceArray* batches; /* `first`, or memory of its own */
+  struct ArrowDeviceArray* batches; /* `first`, or allocated */
   struct ArrowDeviceArray first;
 };
-
-/* ---- taken over ------------------------------------------------------------------------------ */
 
 dlx_arrow* dlx_arrow_new(void) {
   dlx_arrow* data = dlx_allocate(sizeof *data);
@@ -53,7 +50,7 @@ int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema) {
   return DLX_OK;
 }
 
-/* Room for one batch more. Errors: NULL = no memory. */
+/* Make room for one more batch. Errors: NULL = no memory. */
 static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   if (data->n_batches == data->room) {
     size_t bytes = (size_t)data->room * sizeof *data->batches;
@@ -67,8 +64,10 @@ static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   return &data->batches[data->n_batches];
 }
 
-static void place_on_host(struct ArrowDeviceArray* batch) {
-  batch->device_type = kDLCPU;
+/* Count the batch that next_batch gave. On the host its device number may be -1. */
+static void add_batch(dlx_arrow* data) {
+  struct ArrowDeviceArray* batch = &data->batches[data->n_batches++];
+  if (batch->device_type != kDLCPU) return;
   batch->device_id = 0;
   batch->sync_event = NULL;
 }
@@ -81,9 +80,8 @@ int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_de
     *batch = *(struct ArrowDeviceArray*)array;
   else
     *batch = (struct ArrowDeviceArray){.array = *array, .device_type = kDLCPU};
-  if (batch->device_type == kDLCPU) place_on_host(batch); /* its number is -1 there */
+  add_batch(data);
   array->release = NULL;
-  data->n_batches++;
   return DLX_OK;
 }
 
@@ -106,8 +104,7 @@ int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
     failed = host ? host->get_next(host, &batch->array) : device->get_next(device, batch);
     if (failed) return DLX_E_ARROW;
     if (batch->array.release == NULL) return DLX_OK;
-    if (batch->device_type == kDLCPU) place_on_host(batch);
-    data->n_batches++;
+    add_batch(data);
   }
   return DLX_E_ARROW; /* it released itself before its end */
 }
@@ -121,10 +118,7 @@ void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room)
     said = stream->is_host ? host->get_last_error(host) : device->get_last_error(device);
   if (said) snprintf(why, room, "%s", said);
   if (!HAS(stream, release)) return;
-  if (stream->is_host)
-    host->release(host);
-  else
-    device->release(device);
+  stream->is_host ? host->release(host) : device->release(device);
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
@@ -159,8 +153,6 @@ int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
   }
   return 0;
 }
-
-/* ---- checked --------------------------------------------------------------------------------- */
 
 static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {
   *fault = (dlx_arrow_fault){what, found};
@@ -235,8 +227,7 @@ static int64_t zeros(const uint8_t* bits, int64_t start, int64_t count) {
   return count - ones;
 }
 
-/* Values of one array, and of its children in turn: `count` of them from number `start` of the
- * buffers on. */
+/* `count` values of one array, or of its child, from number `start` of the buffers on. */
 typedef struct {
   const struct ArrowArray* array;
   int64_t start, count, n_nulls;
@@ -281,7 +272,7 @@ static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowA
   return DLX_OK;
 }
 
-/* The values of one column in one batch. `type` has been read from the column's own schema. */
+/* Find the values of one column, whose `type` is known, in one batch. */
 static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int64_t column,
                 const dlx_arrow_column* type, span* at, dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
@@ -379,16 +370,13 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
                         int64_t batch, DLTensor* out, void** event) {
   span at;
   dlx_arrow_fault fault;
+  if (batch >= data->n_batches) return -1;
   if (find(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 0;
   *out = described(column);
   out->ndim = 1;
   out->data = (char*)at.array->buffers[1] + at.start * (column->dtype.bits / 8);
   *event = data->batches[batch].sync_event;
   return at.count;
-}
-
-int64_t dlx_arrow_batches(const dlx_arrow* data) {
-  return data->n_batches;
 }
 
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
@@ -416,9 +404,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
   return status;
 }
 
-/* ---- given out ------------------------------------------------------------------------------- */
+/* ---- tensors given out ----------------------------------------------------------------------- */
 
-/* The letter of a dtype; 0 where Arrow has none. Bools are packed when they are given out. */
+/* The letter of a dtype; 0 if Arrow has none. */
 static char letter_of(DLDataType dtype) {
   for (int i = 0; i < FORMATS; i++) {
     if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
@@ -426,7 +414,7 @@ static char letter_of(DLDataType dtype) {
   return '\0';
 }
 
-/* One level of what is given out; it has its only child beside it. */
+/* One level of a type, with its only child. */
 typedef struct {
   char format[24];
   struct ArrowSchema* children[1];
@@ -444,13 +432,11 @@ static int give_type(int32_t ndim, const int64_t* shape, char letter, struct Arr
   schema_level* level = dlx_allocate(sizeof *level);
   out->release = NULL;
   if (level == NULL) return DLX_E_MEMORY;
-  *out = (struct ArrowSchema){
-      .format = level->format,
-      .name = "",
-      .flags =
-          ARROW_FLAG_NULLABLE, /* as types of Arrow's libraries are unless they say otherwise */
-      .release = release_schema,
-      .private_data = level};
+  *out = (struct ArrowSchema){.format = level->format,
+                              .name = "",
+                              .flags = ARROW_FLAG_NULLABLE, /* Arrow's libraries' default */
+                              .release = release_schema,
+                              .private_data = level};
   level->child.release = NULL;
   level->children[0] = &level->child;
   if (ndim == 1) {
@@ -521,8 +507,7 @@ static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
   return status;
 }
 
-/* Bools of a row-major tensor, eight to a byte, and zeros behind the last. Owns: the caller owns
- * the result. Errors: as dlx_managed_empty. */
+/* Pack bools of a row-major tensor, eight to a byte. Errors: as dlx_managed_empty. */
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
   DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};

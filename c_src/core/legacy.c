@@ -1,6 +1,5 @@
 /* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. An imported one is
- * wrapped like any other foreign memory; an exported one is a thin shell around one of our managed
- * tensors. */
+ * wrapped; an exported one is a thin shell around one of our managed tensors. */
 
 #include "allocate.h"
 

@@ -1,7 +1,6 @@
 /* Managed tensors that dlx makes: one allocation for the struct, shape and strides; a count of
- * holders; an owner that is released exactly once, when the last holder is gone. Memory from
- * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
- * after the hand-over. */
+ * holders; an owner that is released once, with the last holder. All foreign memory is wrapped in
+ * one, so that a producer's metadata is never read after the hand-over. */
 
 #include "allocate.h"
 #include "copy.h"
@@ -15,15 +14,14 @@ typedef struct {
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
 
-/* With the 8 bytes that glibc keeps of each allocation, one of one dimension takes 128 bytes,
- * and is among the sizes that glibc gives and takes back fastest. */
+/* With the 8 bytes that glibc adds, one of one dimension is among its fastest sizes. */
 _Static_assert(sizeof(made_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "made_tensor has grown");
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 
 static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
 
-/* How many are live: a number for each thread, so that counting takes no locked operation. */
+/* Count what is live in a number for each thread, without a locked operation. */
 static void count(dlx_thread_state* own, int change) {
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
@@ -40,22 +38,19 @@ int64_t dlx_live(void) {
   return sum;
 }
 
-/* GIL: not needed; `release` takes it if it must. */
 static void finish(made_tensor* self, dlx_thread_state* own) {
   if (self->release) self->release(self->owner);
   free(self);
   count(own, -1);
 }
 
-/* GIL: not needed. */
 static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
   /* Only a holder can add holders, so the last one needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
       atomic_fetch_sub(&self->holders, 1) != 1)
     return;
-  /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
-   * stack. */
+  /* An owner may own further tensors of ours: a long chain must not eat the stack. */
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) { /* no memory for that */
     finish(self, own);
@@ -80,16 +75,14 @@ static void drop_owner(void* made) {
   drop(made);
 }
 
-/* Of a tensor that is right, with room for `bytes` bytes of memory in the same allocation. Owns,
- * GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
+/* Make one of a valid tensor, with `bytes` bytes of memory in the same allocation. Owns: as
+ * dlx_managed_new. Errors: DLX_E_MEMORY. */
 static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                        size_t bytes, DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim, size = sizeof(made_tensor) + 2 * rank * sizeof(int64_t);
   made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
-
-  /* Field by field: of a whole struct compilers clear the memory first, which takes longer than all
-   * the rest. */
+  /* Field by field: compilers clear a whole struct first, which takes longer than all the rest. */
   DLManagedTensorVersioned* m = &self->managed;
   m->version = (DLPackVersion){DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR};
   m->manager_ctx = self; /* unused here, but paddle calls no deleter where it is NULL */
@@ -98,7 +91,6 @@ static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_re
   self->owner = owner;
   self->release = release;
   atomic_init(&self->holders, 1);
-
   DLTensor* t = &m->dl_tensor;
   t->data = like->data;
   t->device = like->device;
@@ -150,7 +142,7 @@ static void release_foreign(void* managed) {
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
   if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
   uint64_t flags = foreign->flags;
-  /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
+  /* Whole bytes are never padded, and whoever passes the tensor on would have to say so again. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   const DLTensor* t = &foreign->dl_tensor;
@@ -193,18 +185,6 @@ void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
   }
 }
 
-/* Memory of its own for many bytes. Owns, Errors: as dlx_managed_empty. */
-static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
-                      DLManagedTensorVersioned** out) {
-  size_t whole = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
-  fresh->data = dlx_allocate_aligned(whole);
-  if (fresh->data == NULL) return DLX_E_MEMORY;
-  dlx_use_huge_pages(fresh->data, whole);
-  int status = make(fresh, flags, fresh->data, free, 0, out);
-  if (status != DLX_OK) free(fresh->data);
-  return status;
-}
-
 int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
               DLTensor* out) {
   *out = (DLTensor){.data = (void*)(uintptr_t)DLX_ALIGNMENT, /* any address, for the check */
@@ -227,8 +207,14 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
   if (status != DLX_OK) return status;
   size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
-  return bytes <= FEW ? make(&fresh, flags, NULL, NULL, bytes, out)
-                      : make_large(&fresh, flags, bytes, out);
+  if (bytes <= FEW) return make(&fresh, flags, NULL, NULL, bytes, out);
+  bytes = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
+  fresh.data = dlx_allocate_aligned(bytes);
+  if (fresh.data == NULL) return DLX_E_MEMORY;
+  dlx_use_huge_pages(fresh.data, bytes);
+  status = make(&fresh, flags, fresh.data, free, 0, out);
+  if (status != DLX_OK) free(fresh.data);
+  return status;
 }
 
 void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
@@ -251,7 +237,7 @@ void dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
 }
 
-/* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */
+/* The release of an abandoned tensor, which is counted as released already. */
 static void uncount(void* unused) {
   (void)unused;
   count(dlx_state_of_thread(), 1); /* finish takes it off again */
@@ -259,9 +245,8 @@ static void uncount(void* unused) {
 
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   made_tensor* self = (made_tensor*)made;
-  /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or
-   * never: the last one finds no owner any more, and frees the struct. The count orders what is
-   * written here before what the last one reads. */
+  /* 1 = the consumer has released its count. Else it may do so on another thread, later or never:
+   * the last one finds no owner any more, and frees the struct. The count orders these writes. */
   if (atomic_load(&self->holders) != 1) {
     dlx_release release = self->release;
     self->release = uncount;

@@ -1,5 +1,4 @@
-/* Elements of less than a byte: from eight or fewer bits each, next to each other, to a byte each,
- * and back. Bit order is DLPack's (`dlpack.h` 1.3): the first element lies in the lowest bits. */
+/* Elements of less than a byte: packed, the first in the lowest bits, to a byte each, and back. */
 
 #include <string.h>
 

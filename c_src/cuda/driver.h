@@ -1,10 +1,9 @@
 #ifndef DLX_CUDA_DRIVER_H_
 #define DLX_CUDA_DRIVER_H_
 
-/* What the cuda_ files share; cffi never reads this. Our own declarations of the driver's
- * interface, with the few entry points that are used. */
+/* Our own declarations of the driver's interface, as far as it is used. No function needs the GIL;
+ * without another word, what fails returns DLX_E_DRIVER. */
 
-#include "device.h"
 #include "dlx_cuda.h"
 
 #include <pthread.h>
@@ -71,8 +70,6 @@ typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to an
   size_t width, height;
 } cu_box;
 
-/* ---- of memory that several processes use ---- */
-
 enum {
   CU_ATTRIBUTE_IPC = 10, /* of memory: cuIpcGetMemHandle takes it */
   CU_ATTRIBUTE_START = 11,
@@ -101,12 +98,9 @@ typedef struct {
   unsigned char reserved[4];
 } cu_allocation_properties;
 
-/* ---- functions ---- */
-
-/* Every function that is called: what lacks it is refused (NEEDED), does without pools or the
- * number of a capture (POOLS, WANTED), or shares no memory between processes (SHARING). The oldest
- * driver that has what is needed is CUDA 10.1's, for ThreadExchangeStreamCaptureMode; pools are
- * of 11.2. */
+/* Every function that is called. A driver without it is refused (NEEDED: CUDA 10.1 is the oldest),
+ * does without pools or the number of a capture (POOLS, of 11.2; WANTED), or shares no memory
+ * between processes (SHARING). */
 #define CU_CALLS(CALL)                                                                            \
   CALL(NEEDED, Init, cuInit, (unsigned flags))                                                    \
   CALL(NEEDED, GetErrorName, cuGetErrorName, (int code, const char** name))                       \
@@ -190,52 +184,52 @@ typedef struct {
   CU_CALLS(CU_MEMBER)
 } cu_table;
 
-/* The table; filled once dlx_cuda_load has said DLX_OK. */
+/* Filled by dlx_cuda_load. */
 extern cu_table cu;
 
-/* 1 in a child of a process that had initialised the driver. GIL: not needed. */
+/* 1 in a child of a process that had initialised the driver. */
 int cuda_is_child(void);
 
-/* Whether the loaded driver has all that memory of several processes takes. GIL: not needed.
- * Errors: DLX_E_DRIVER, which names what it lacks. */
+/* DLX_OK if the loaded driver has all functions for memory of several processes. */
 int cuda_can_share(void);
 
-/* Note a failed call for dlx_cuda_message; returns DLX_E_DRIVER. GIL: not needed. */
+/* Note a failed call for dlx_cuda_message. */
 int cuda_failed(const char* operation, int code);
 
 static inline int cuda_checked(const char* operation, int code) {
   return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
 }
 
-/* Call a function of the driver. GIL: not needed. Errors: DLX_E_DRIVER. */
+/* Call a function of the driver. */
 #define CUDA(name, ...) cuda_checked("cu" #name, cu.name(__VA_ARGS__))
 
-/* The primary context of a device, retained for good. GIL: not needed. Errors: as dlx_cuda_load. */
+/* The primary context of a device, retained for good. Errors: as dlx_cuda_load. */
 int cuda_primary(int32_t device_id, cu_context* context);
 
-/* 1 where the driver and a device have memory pools. GIL: not needed. */
-int cuda_has_pools(int32_t device_id);
+/* An attribute of a device. */
+int cuda_attribute(int32_t device_id, int attribute, int* value);
 
-/* As dlx_cuda_capturing; the context of the stream's device must be current. GIL: not needed. */
+/* As dlx_cuda_capturing; the context of the stream's device must be current. */
 int cuda_is_capturing(uint64_t stream, int* yes);
 
+/* DLX_OK if the host may wait for a stream, whose device is current; else DLX_E_CAPTURE, too. */
+int cuda_can_wait(uint64_t stream);
+
 /* As dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
- * dlx_cuda_release_pending releases it. Owns, GIL, Errors: as there. */
+ * dlx_cuda_release_pending releases it. */
 int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
                      void** out);
 
-/* Parts of dlx_cuda_forget: the table and contexts; streams and events. GIL: not needed. */
+/* Parts of dlx_cuda_forget: the table and contexts; streams and events. */
 void cuda_forget_driver(void);
 void cuda_forget_streams(void);
 
-/* Take part in captures of others as little as may be: while a thread captures in the strictest
- * mode, others must not even ask for an event's state, unless they say so. Returns what to give to
- * cuda_unrelax. GIL: not needed. */
+/* Relax the capture mode of this thread, and set it back to what that returned: while a thread
+ * captures in the strictest mode, others may not even ask for an event's state otherwise. */
 int cuda_relax(void);
 void cuda_unrelax(int before);
 
-/* Both at once: make a device current, in the relaxed mode, and undo that. GIL: not needed. Errors:
- * as dlx_cuda_push; then there is nothing to undo. */
+/* dlx_cuda_push and cuda_relax, and undo both; after a failure there is nothing to undo. */
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
 
@@ -243,10 +237,10 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* cuda_once_lock is held while what there is once is made, which may take long: the table, dlx's
- * streams and pools. Nothing that releases memory takes it. In cuda/order.c, cuda_lock guards the
- * queue and cuda_event_lock the events; the second may be taken under the first. All are held over
- * a fork, so that a child finds everything whole. None is held while an owner is released. */
+/* The lock under which the table, dlx's streams and pools are made, which may take long; no release
+ * of memory takes it. In cuda/order.c cuda_lock guards the queue and cuda_event_lock, which may be
+ * taken under it, the events. All are held over a fork, so that a child finds everything whole, and
+ * none while an owner is released. */
 void cuda_once_begin(void);
 void cuda_once_end(void);
 extern pthread_mutex_t cuda_lock, cuda_event_lock;

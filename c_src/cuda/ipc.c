@@ -1,5 +1,5 @@
 /* Device memory of several processes: the driver's IPC handles of memory and events, and
- * allocations behind descriptors. Only what the driver's documentation promises is relied on. */
+ * allocations behind descriptors. */
 
 #define _GNU_SOURCE
 
@@ -17,19 +17,11 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-/* Load a driver that can share memory, and make the device current in the relaxed mode. GIL: not
- * needed. Errors: as dlx_cuda_load; DLX_E_DRIVER where the driver is too old. */
+/* Load a driver that can share memory, and enter the device. Errors: as dlx_cuda_load. */
 static int enter(int32_t device_id, int* before) {
   int status = dlx_cuda_load();
   if (status == DLX_OK) status = cuda_can_share();
   return status == DLX_OK ? cuda_enter(device_id, before) : status;
-}
-
-/* Ask what a device has. Errors: DLX_E_DRIVER. */
-static int has(int attribute, int32_t device_id, int* yes) {
-  int device = 0, status = CUDA(DeviceGet, &device, device_id);
-  *yes = 0;
-  return status == DLX_OK ? CUDA(DeviceGetAttribute, yes, attribute, device) : status;
 }
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
@@ -43,8 +35,7 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
   return status;
 }
 
-/* ---- one allocation: mapped here, or opened ---------------------------------------------------
- */
+/* ---- one allocation: made here, or opened ---------------------------------------------------- */
 
 typedef struct {
   int32_t device;
@@ -57,27 +48,18 @@ void dlx_ipc_release(void* owner) {
   memory* self = owner;
   int mode;
   if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
-    if (self->kind == DLX_IPC_HANDLE) {
+    if (self->kind == DLX_IPC_HANDLE)
       cu.IpcCloseMemHandle(self->address);
-    } else if (self->kind == DLX_IPC_NONE) {
+    else if (self->kind == DLX_IPC_NONE)
       cu.MemFree(self->address);
-    } else {
-      if (cu.MemUnmap(self->address, self->size) == CU_OK)
-        cu.MemAddressFree(self->address, self->size);
-    }
+    else if (cu.MemUnmap(self->address, self->size) == CU_OK)
+      cu.MemAddressFree(self->address, self->size);
     cuda_leave(mode);
   }
   free(self);
 }
 
-static cu_allocation_properties properties_on(int32_t device_id) {
-  return (cu_allocation_properties){.kind = CU_ALLOCATION_PINNED,
-                                    .handles = CU_DESCRIPTOR,
-                                    .location = {CU_LOCATION_DEVICE, device_id}};
-}
-
-/* Map an allocation, which it then keeps by itself. Owns: the allocation is released in any case.
- * Errors: DLX_E_DRIVER; nothing is left mapped. */
+/* Map an allocation, whose mapping keeps it. Owns: takes the allocation, also on failure. */
 static int map(memory* self, cu_allocation allocation) {
   cu_pool_access access = {{CU_LOCATION_DEVICE, self->device}, CU_ACCESS_READ_WRITE};
   int mapped = 0, status = CUDA(MemAddressReserve, &self->address, self->size, 0, 0, 0);
@@ -93,9 +75,11 @@ static int map(memory* self, cu_allocation allocation) {
   return status;
 }
 
-/* Memory that a descriptor stands for. Errors: DLX_E_DRIVER. */
+/* Make memory with a descriptor. */
 static int create(memory* self) {
-  cu_allocation_properties properties = properties_on(self->device);
+  cu_allocation_properties properties = {.kind = CU_ALLOCATION_PINNED,
+                                         .handles = CU_DESCRIPTOR,
+                                         .location = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
   int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
@@ -105,40 +89,67 @@ static int create(memory* self) {
   return status == DLX_OK ? map(self, made) : status;
 }
 
-/* Errors: DLX_E_DRIVER. */
-static int allocate(memory* self) {
-  int yes, status = has(CU_DEVICE_HAS_IPC, self->device, &yes);
-  if (status != DLX_OK) return status;
-  if (yes) {
-    self->kind = DLX_IPC_NONE; /* plain memory: whoever opens it is told by a handle */
-    return CUDA(MemAlloc, &self->address, self->size);
-  }
-  status = has(CU_DEVICE_HAS_DESCRIPTORS, self->device, &yes);
+static int allocate(memory* self, const unsigned char* unused_handle, int unused_fd) {
+  (void)unused_handle, (void)unused_fd;
+  int yes = 0, status = cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
+  if (status == DLX_OK && yes) return CUDA(MemAlloc, &self->address, self->size);
+  if (status == DLX_OK) status = cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
   if (status != DLX_OK) return status;
   self->kind = DLX_IPC_DESCRIPTOR;
   return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
 }
 
-int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
-  memory* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (memory){.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  int mode, status = enter(device_id, &mode);
-  if (status == DLX_OK) {
-    status = allocate(self);
-    cuda_leave(mode);
+/* Open the memory that another process has exported. */
+static int open_memory(memory* self, const unsigned char* handle, int fd) {
+  if (self->kind == DLX_IPC_HANDLE) {
+    cu_ipc given;
+    memcpy(given.bytes, handle, sizeof given.bytes);
+    return CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS);
   }
-  if (status != DLX_OK) {
-    free(self);
-    return status;
-  }
-  *owner = self;
-  *address = (uintptr_t)self->address;
-  return DLX_OK;
+  cu_allocation made = 0;
+  int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
+  return status == DLX_OK ? map(self, made) : status;
 }
 
-/* ---- giving memory out ------------------------------------------------------------------------
- */
+/* Owns, Errors: as dlx_ipc_open. */
+static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
+                const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
+  memory* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  *self = like;
+  int mode, status = enter(self->device, &mode);
+  if (status == DLX_OK) {
+    status = fill(self, handle, fd);
+    cuda_leave(mode);
+  }
+  *address = (uintptr_t)self->address;
+  if (status == DLX_OK)
+    *owner = self;
+  else
+    free(self);
+  return status;
+}
+
+int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
+  memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
+  return make(like, allocate, NULL, 0, owner, address); /* plain memory, DLX_IPC_NONE, if it can */
+}
+
+int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
+                 void** owner, uintptr_t* address) {
+  memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
+  int status = make(like, open_memory, handle, fd, owner, address);
+  if (status != DLX_OK || kind != DLX_IPC_HANDLE) return status;
+  size_t length = 0; /* the giver of a handle may say any size: the driver knows it */
+  status = dlx_cuda_push(device_id);
+  if (status == DLX_OK) {
+    status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, (cu_address)*address);
+    dlx_cuda_pop();
+  }
+  *size = (int64_t)length;
+  if (status != DLX_OK) dlx_ipc_release(*owner);
+  return status;
+}
 
 int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
                  int* kind) {
@@ -153,7 +164,8 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
-  if (status == DLX_OK && legacy[0]) status = has(CU_DEVICE_HAS_IPC, device_id, &by_handle);
+  if (status == DLX_OK && legacy[0])
+    status = cuda_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
   *kind = DLX_IPC_NONE;
   if (status == DLX_OK && by_handle) {
     *kind = DLX_IPC_HANDLE;
@@ -192,50 +204,6 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
   return status;
 }
 
-/* ---- and opening what was given ---------------------------------------------------------------
- */
-
-/* Owns: `self` holds what was opened. Errors: DLX_E_DRIVER. */
-static int open_memory(memory* self, const unsigned char* handle, int fd) {
-  if (self->kind == DLX_IPC_HANDLE) {
-    cu_ipc given;
-    memcpy(given.bytes, handle, sizeof given.bytes);
-    return CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS);
-  }
-  cu_allocation made = 0;
-  int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
-  return status == DLX_OK ? map(self, made) : status;
-}
-
-int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
-                 void** owner, uintptr_t* address) {
-  size_t length = 0;
-  memory* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (memory){.device = device_id, .kind = kind, .size = (size_t)*size};
-  int mode, status = enter(device_id, &mode);
-  if (status == DLX_OK) {
-    status = open_memory(self, handle, fd);
-    cuda_leave(mode);
-  }
-  if (status != DLX_OK) {
-    free(self);
-    return status;
-  }
-  *owner = self;
-  *address = (uintptr_t)self->address;
-  if (kind == DLX_IPC_HANDLE) { /* who gave the handle may say any size: the driver knows it */
-    status = dlx_cuda_push(device_id);
-    if (status == DLX_OK) {
-      status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, self->address);
-      dlx_cuda_pop();
-    }
-    *size = (int64_t)length;
-    if (status != DLX_OK) dlx_ipc_release(self);
-  }
-  return status;
-}
-
 int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
   *taken = -1;
   int process = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -244,9 +212,6 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
   close(process);
   return *taken < 0 ? DLX_E_DRIVER : DLX_OK;
 }
-
-/* ---- events -----------------------------------------------------------------------------------
- */
 
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;

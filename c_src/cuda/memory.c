@@ -9,8 +9,7 @@
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* What a pool keeps while nobody uses it. More than this takes so long to copy that taking it from
- * the device anew adds little. */
+/* Bytes that an unused pool keeps: more takes so long to copy that allocating it adds little. */
 enum { KEPT = 256 << 20 };
 
 static char none; /* its address stands for a device that has no pools */
@@ -18,8 +17,7 @@ static char none; /* its address stands for a device that has no pools */
 
 static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* NULL = not asked yet */
 
-/* Let every device that can reach the memory of a pool use it. Where that fails, the pool serves
- * its own device all the same, and the driver's copies between devices work without. */
+/* Let every device that can reach the memory of a pool use it. Copies work without, too. */
 static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
   cu_pool_access access[DLX_MAX_DEVICES];
   size_t n = 0;
@@ -35,7 +33,7 @@ static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
   if (n > 0) cu.MemPoolSetAccess(pool, access, n);
 }
 
-/* GIL: not needed; cuda_once_lock held. Errors: DLX_E_DRIVER. */
+/* cuda_once_lock is held. */
 static int make_pool(int32_t device_id, cu_pool* pool) {
   int device = 0, status = CUDA(DeviceGet, &device, device_id);
   if (status != DLX_OK) return status;
@@ -49,17 +47,18 @@ static int make_pool(int32_t device_id, cu_pool* pool) {
   return DLX_OK;
 }
 
-/* dlx's pool of a device, made the first time, or NO_POOL; the device's context must be current.
- * GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
+/* Find dlx's pool of a device, which is current, or make it; NO_POOL if the device has none. */
 static int find_pool(int32_t device_id, cu_pool* pool) {
-  int status = DLX_OK;
+  int status = DLX_OK, has_pools = 0;
   *pool = atomic_load(&pools[device_id]);
   if (*pool) return DLX_OK;
   cuda_once_begin();
   *pool = atomic_load(&pools[device_id]);
   if (*pool == NULL) {
     *pool = NO_POOL;
-    if (cuda_has_pools(device_id)) status = make_pool(device_id, pool);
+    if (cu.MemPoolCreate && cuda_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK &&
+        has_pools)
+      status = make_pool(device_id, pool);
     if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
   }
   cuda_once_end();
@@ -74,24 +73,19 @@ typedef struct {
   uint64_t stream; /* of the pool's allocation; 0 = not from a pool */
 } block;
 
-/* In stream order from a pool; else the driver waits for the device. GIL: not needed. Nothing is
- * called in a forked child, nor while the process ends. */
+/* In stream order to a pool; else the driver waits for the device. */
 static void release_block(void* owner) {
   block* self = owner;
   int mode;
   if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
-    if (self->stream) {
-      cu.MemFreeAsync(self->address, cuda_stream(self->stream));
-    } else {
-      cu.MemFree(self->address);
-    }
+    self->stream ? cu.MemFreeAsync(self->address, cuda_stream(self->stream))
+                 : cu.MemFree(self->address);
     cuda_leave(mode);
   }
   free(self);
 }
 
-/* The device's context must be current, in the relaxed mode. Owns: on success `self` holds the
- * memory. GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
+/* The device must be entered. Owns: `self` holds the memory. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
   int status = find_pool(self->device, &pool);
@@ -107,9 +101,8 @@ static int allocate(block* self, size_t nbytes, uint64_t stream) {
   return cuda_failed(operation, code);
 }
 
-/* Owns: the caller owns `out`, and gives it to `release`. GIL: not needed; callers release it.
- * Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner,
+/* Owns: the caller gives `owner` to `release`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
+static int new_block(int32_t device_id, size_t nbytes, cu_address* address, void** owner,
                      dlx_release* release) {
   uint64_t stream;
   int status = dlx_cuda_work_stream(device_id, &stream);
@@ -127,7 +120,8 @@ static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner
     free(self);
     return status;
   }
-  *out = *owner = self;
+  *address = self->address;
+  *owner = self;
   *release = release_block;
   if (self->stream) return DLX_OK;
   *release = dlx_use_release;
@@ -146,12 +140,12 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   dlx_cuda_release_pending(); /* what is done makes room */
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  block* made;
+  cu_address address;
   void* owner;
   dlx_release release;
-  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), &made, &owner, &release);
+  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), &address, &owner, &release);
   if (status != DLX_OK) return status;
-  fresh.data = (void*)(uintptr_t)made->address;
+  fresh.data = (void*)(uintptr_t)address;
   status = dlx_managed_new(&fresh, flags, owner, release, out);
   if (status != DLX_OK) release(owner);
   return status;
@@ -170,7 +164,6 @@ static cu_address at(const char* address) {
   return (cu_address)(uintptr_t)address;
 }
 
-/* GIL: not needed. Errors: DLX_E_DRIVER. */
 static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
   cu_context from_context = NULL, to_context = NULL;
   if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device)
@@ -181,7 +174,7 @@ static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
   return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, w->stream);
 }
 
-/* Rows of `width` bytes. GIL: not needed. Errors: DLX_E_DRIVER. */
+/* Copy rows of `width` bytes. */
 static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* rows,
                      size_t width) {
   cu_box box = {.from_type = CU_MEMORY_UNIFIED,
@@ -210,15 +203,15 @@ static int is_box(const ends* w, const dlx_axis* rows, int64_t width) {
          (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device);
 }
 
-/* How a copy is divided: one call for each index of the first `n` axes, of `width` bytes, or of a
- * box of such rows. */
+/* A copy as one call for each index of the first `n` axes, of `width` bytes or a box of such rows.
+ */
 typedef struct {
   int64_t width;
   const dlx_axis* rows; /* NULL: no box */
   int n;
 } parts;
 
-/* GIL: not needed. Errors: DLX_E_SCATTERED where it would take too many calls. */
+/* Errors: DLX_E_SCATTERED if it would take too many calls. */
 static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, parts* p) {
   int64_t calls = 1;
   *p = (parts){.width = item};
@@ -232,7 +225,7 @@ static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, part
   return DLX_OK;
 }
 
-/* GIL: not needed. Errors: DLX_E_SCATTERED before anything is copied, DLX_E_DRIVER. */
+/* Errors: DLX_E_SCATTERED before anything is copied. */
 static int copy_axes(const ends* w, char* to, const char* from, const dlx_axis* axes, int n,
                      int64_t item) {
   parts p;
@@ -258,15 +251,14 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) 
   return divide(&w, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
 }
 
-/* One transfer; the device's context is current, in the relaxed mode. */
+/* One transfer; the device is entered. */
 typedef struct {
   ends ends;
   const DLTensor *from, *to;
   uint64_t flags;
 } transfer;
 
-/* Nothing is waited for but what the driver itself waits for. GIL: not needed. Errors:
- * DLX_E_PACKED, DLX_E_DRIVER; DLX_E_SCATTERED where it would take too many single copies. */
+/* Begin a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED if it would take too many single copies. */
 static int copy(const ends* w, const DLTensor* from, const DLTensor* to, uint64_t flags) {
   int64_t item = dlx_itemsize(from->dtype, flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
@@ -277,13 +269,7 @@ static int copy(const ends* w, const DLTensor* from, const DLTensor* to, uint64_
   return copy_axes(w, target, source, axes, dlx_axes(from, to, item, axes), item);
 }
 
-/* Errors: DLX_E_CAPTURE where the stream captures, DLX_E_DRIVER. GIL: not needed. */
-static int can_wait(uint64_t stream) {
-  int captures, status = cuda_is_capturing(stream, &captures);
-  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
-}
-
-/* Rows of the host are packed first. GIL: not needed. */
+/* Pack rows of the host first. */
 static int send_packed(const transfer* t) {
   DLTensor like = *t->to; /* its layout, so that the copy is one run if the target is compact */
   DLManagedTensorVersioned* packed;
@@ -297,8 +283,7 @@ static int send_packed(const transfer* t) {
   return status;
 }
 
-/* The bytes from the first to the last element are copied to the host in one piece, and gathered
- * there. */
+/* Copy the bytes from the first to the last element in one piece, and gather them on the host. */
 static int fetch_whole(const transfer* t) {
   int64_t low, high;
   const DLTensor* from = t->from;
@@ -319,12 +304,12 @@ static int fetch_whole(const transfer* t) {
   return status;
 }
 
-/* GIL: not needed; callers release it. Errors: as dlx_cuda_transfer. */
+/* Errors: as dlx_cuda_transfer. */
 static int run(const transfer* t, uint64_t stream, int wait) {
-  int status = wait ? can_wait(stream) : DLX_OK;
+  int status = wait ? cuda_can_wait(stream) : DLX_OK;
   if (status == DLX_OK) status = copy(&t->ends, t->from, t->to, t->flags);
   if (status == DLX_E_SCATTERED && (t->ends.from_device < 0 || t->ends.to_device < 0)) {
-    status = wait ? DLX_OK : can_wait(stream); /* the host takes part in this one */
+    status = wait ? DLX_OK : cuda_can_wait(stream); /* the host takes part in this one */
     if (status != DLX_OK) return status;
     return t->ends.from_device < 0 ? send_packed(t) : fetch_whole(t);
   }
@@ -351,8 +336,6 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   cuda_leave(mode);
   return status;
 }
-
-/* ---- tests ----------------------------------------------------------------------------------- */
 
 void dlx_cuda_forget(void) {
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {

@@ -6,8 +6,6 @@
 
 #include "object/tensor.h"
 
-#include "cuda/device.h"
-
 /* ---- interop/capsule.c ---------------------------------------------------------------------- */
 
 /* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
