@@ -278,28 +278,23 @@ static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int
   const struct ArrowSchema* schema = &data->schema;
   const struct ArrowArray* array = &batch->array;
   int on_host = dlx_host_readable(batch->device_type);
-  int64_t from = 0, count = array->length;
-  int status = DLX_OK;
+  int64_t from = 0, count = array->length, last;
   at->n_nulls = 0;
   if (column != DLX_ARROW_WHOLE) {
-    status = enter(at, schema, array, 0, count, 1, on_host, fault);
-    if (status != DLX_OK) return status;
+    DLX_TRY(enter(at, schema, array, 0, count, 1, on_host, fault));
     schema = schema->children[column];
-    from = at->start;
     array = array->children[column];
+    from = at->start;
   }
   for (int32_t i = 1; i < type->ndim; i++) {
-    status = enter(at, schema, array, from, count, 1, on_host, fault);
-    if (status != DLX_OK) return status;
+    DLX_TRY(enter(at, schema, array, from, count, 1, on_host, fault));
     if (__builtin_mul_overflow(at->start, type->shape[i], &from) ||
         __builtin_mul_overflow(at->count, type->shape[i], &count))
       return wrong(fault, "its lists have more values than fit 63 bits, lists", at->count);
     schema = schema->children[0];
     array = array->children[0];
   }
-  status = enter(at, schema, array, from, count, 2, on_host, fault);
-  if (status != DLX_OK) return status;
-  int64_t last;
+  DLX_TRY(enter(at, schema, array, from, count, 2, on_host, fault));
   if (__builtin_add_overflow(at->start, at->count, &last) ||
       __builtin_mul_overflow(last, type->dtype.bits / 8, &last))
     return wrong(fault, "its bytes do not fit 63 bits, values", at->count);
@@ -317,8 +312,7 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
       return wrong(fault, "there is no column", column);
     schema = schema->children[column];
   }
-  int status = read_type(schema, out, fault);
-  if (status != DLX_OK) return status;
+  DLX_TRY(read_type(schema, out, fault));
   out->shape[0] = out->n_nulls = out->n_chunks = 0;
   out->device = (DLDevice){kDLCPU, 0};
   out->data = NULL;
@@ -334,8 +328,7 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
     out->device = device;
     int64_t rows = batch->array.length;
     if (out->is_numbers) {
-      status = find(data, batch, column, out, &at, fault);
-      if (status != DLX_OK) return status;
+      DLX_TRY(find(data, batch, column, out, &at, fault));
       if (__builtin_add_overflow(out->n_nulls, at.n_nulls, &out->n_nulls))
         return wrong(fault, "its nulls do not fit 63 bits, found", at.n_nulls);
     }
@@ -428,36 +421,32 @@ static void release_schema(struct ArrowSchema* schema) {
   schema->release = NULL;
 }
 
-static int give_type(int32_t ndim, const int64_t* shape, char letter, struct ArrowSchema* out) {
-  schema_level* level = dlx_allocate(sizeof *level);
-  out->release = NULL;
-  if (level == NULL) return DLX_E_MEMORY;
-  *out = (struct ArrowSchema){.format = level->format,
-                              .name = "",
-                              .flags = ARROW_FLAG_NULLABLE, /* Arrow's libraries' default */
-                              .release = release_schema,
-                              .private_data = level};
-  level->child.release = NULL;
-  level->children[0] = &level->child;
-  if (ndim == 1) {
-    level->format[0] = letter;
-    level->format[1] = '\0';
-    return DLX_OK;
-  }
-  snprintf(level->format, sizeof level->format, "+w:%lld", (long long)shape[1]);
-  out->n_children = 1;
-  out->children = level->children;
-  int status = give_type(ndim - 1, shape + 1, letter, &level->child);
-  if (status == DLX_OK) level->child.name = "item";
-  if (status != DLX_OK) release_schema(out);
-  return status;
-}
-
 int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out) {
   char letter = letter_of(tensor->dtype);
   if (letter == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
-  return give_type(tensor->ndim, tensor->shape, letter, out);
+  struct ArrowSchema* at = out;
+  out->release = NULL;
+  for (int32_t i = 1; i <= tensor->ndim; i++) { /* the outermost level first */
+    schema_level* level = dlx_allocate(sizeof *level);
+    if (level == NULL) {
+      if (out->release) release_schema(out);
+      return DLX_E_MEMORY;
+    }
+    int is_list = i < tensor->ndim;
+    *level = (schema_level){.format = {letter}, .children = {&level->child}};
+    if (is_list)
+      snprintf(level->format, sizeof level->format, "+w:%lld", (long long)tensor->shape[i]);
+    *at = (struct ArrowSchema){.format = level->format,
+                               .name = i > 1 ? "item" : "",
+                               .flags = ARROW_FLAG_NULLABLE, /* Arrow's libraries' default */
+                               .n_children = is_list,
+                               .children = is_list ? level->children : NULL,
+                               .release = release_schema,
+                               .private_data = level};
+    at = &level->child;
+  }
+  return DLX_OK;
 }
 
 typedef struct {
@@ -475,44 +464,11 @@ static void release_array(struct ArrowArray* array) {
   array->release = NULL;
 }
 
-/* Owns: takes `memory`, also on failure. */
-static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
-                       DLManagedTensorVersioned* memory, struct ArrowArray* out) {
-  array_level* level = dlx_allocate(sizeof *level);
-  out->release = NULL;
-  if (level == NULL) {
-    dlx_managed_release(memory);
-    return DLX_E_MEMORY;
-  }
-  *out = (struct ArrowArray){.length = length,
-                             .n_buffers = ndim == 1 ? 2 : 1,
-                             .buffers = level->buffers,
-                             .release = release_array,
-                             .private_data = level};
-  level->buffers[0] = NULL;
-  level->buffers[1] = memory->dl_tensor.data;
-  level->memory = ndim == 1 ? memory : NULL;
-  level->child.release = NULL;
-  level->children[0] = &level->child;
-  if (ndim == 1) return DLX_OK;
-  out->n_children = 1;
-  out->children = level->children;
-  int64_t inner;
-  int status = DLX_E_OVERFLOW; /* Arrow's fixed sizes have 32 bits */
-  if (shape[1] > INT32_MAX || __builtin_mul_overflow(length, shape[1], &inner))
-    dlx_managed_release(memory);
-  else
-    status = give_values(ndim - 1, shape + 1, inner, memory, &level->child);
-  if (status != DLX_OK) release_array(out);
-  return status;
-}
-
 /* Pack bools of a row-major tensor, eight to a byte. Errors: as dlx_managed_empty. */
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
   DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
-  int status = dlx_managed_empty(&like, 0, 0, out);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_managed_empty(&like, 0, 0, out));
   const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
   uint8_t* to = (*out)->dl_tensor.data;
   for (int64_t i = 0; i < n_bytes; i++, from += 8) {
@@ -531,8 +487,38 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
-                                             : dlx_managed_share(made, NULL, made->flags, &memory);
-  if (status != DLX_OK) return status;
-  return give_values(tensor->ndim, tensor->shape, tensor->shape[0], memory, out);
+  DLX_TRY(tensor->dtype.code == kDLBool ? pack(tensor, &memory)
+                                        : dlx_managed_share(made, NULL, made->flags, &memory));
+  struct ArrowArray* at = out;
+  out->release = NULL;
+  int64_t length = tensor->shape[0];
+  int status = DLX_OK;
+  for (int32_t i = 1; i <= tensor->ndim && status == DLX_OK; i++) { /* the outermost level first */
+    array_level* level = dlx_allocate(sizeof *level);
+    int is_list = i < tensor->ndim;
+    if (level == NULL) {
+      status = DLX_E_MEMORY;
+      break;
+    }
+    *level = (array_level){.children = {&level->child}};
+    *at = (struct ArrowArray){.length = length,
+                              .n_buffers = is_list ? 1 : 2,
+                              .n_children = is_list,
+                              .buffers = level->buffers,
+                              .children = is_list ? level->children : NULL,
+                              .release = release_array,
+                              .private_data = level};
+    if (!is_list) {
+      level->buffers[1] = memory->dl_tensor.data;
+      level->memory = memory;
+    } else if (tensor->shape[i] > INT32_MAX || /* Arrow's fixed sizes have 32 bits */
+               __builtin_mul_overflow(length, tensor->shape[i], &length)) {
+      status = DLX_E_OVERFLOW;
+    }
+    at = &level->child;
+  }
+  if (status == DLX_OK) return DLX_OK;
+  dlx_managed_release(memory);
+  if (out->release) release_array(out);
+  return status;
 }

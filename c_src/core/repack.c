@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "allocate.h"
 #include "copy.h"
 
 typedef struct {
@@ -52,8 +53,7 @@ static void each(packed dense, const DLTensor* loose, int packs) {
 }
 
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {
-  int status = dlx_alike(from, to);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_alike(from, to));
   int packs = dlx_itemsize(to->dtype, to_flags) == 0;
   if (from->dtype.bits >= 8 || from->dtype.lanes != 1 ||
       packs == (dlx_itemsize(from->dtype, from_flags) == 0)) {

@@ -1,6 +1,7 @@
 /* The CUDA driver: found with dlopen when it is first needed, its devices, contexts and errors. */
 
 #include "driver.h"
+#include "core/allocate.h"
 #include "core/thread_state.h"
 
 #include <dlfcn.h>
@@ -115,7 +116,8 @@ static const struct {
   size_t offset;
   int kind;
 } entries[] = {
-#define ENTRY(kind, name, symbol, parameters) {#symbol, offsetof(cu_table, name), kind},
+#define ENTRY(kind, name, version, parameters) \
+  {"cu" #name #version, offsetof(cu_table, name), kind},
     CU_CALLS(ENTRY)};
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
@@ -202,8 +204,7 @@ int dlx_cuda_count(int32_t* count) {
 /* The driver's own number of a device. */
 static int device_of(int32_t device_id, int* device) {
   int32_t count = 0;
-  int status = dlx_cuda_count(&count);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_cuda_count(&count));
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
     say("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
         count);
@@ -218,17 +219,15 @@ int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
 }
 
 int cuda_primary(int32_t device_id, cu_context* context) {
-  int status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_cuda_load());
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load(&primaries[device_id]);
     if (*context) return DLX_OK;
   }
   int device = 0;
-  status = device_of(device_id, &device);
-  if (status != DLX_OK) return status;
+  DLX_TRY(device_of(device_id, &device));
   int mode = cuda_relax(); /* it may allocate */
-  status = CUDA(DevicePrimaryCtxRetain, context, device);
+  int status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(mode);
   if (status != DLX_OK) return status;
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
@@ -291,8 +290,7 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   cu_address at = (cu_address)(uintptr_t)address;
   int code = look_at(at, &type, &managed, &ordinal);
   if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
-    status = dlx_cuda_push(0);
-    if (status != DLX_OK) return status;
+    DLX_TRY(dlx_cuda_push(0));
     code = look_at(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }

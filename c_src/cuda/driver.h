@@ -100,86 +100,76 @@ typedef struct {
 
 /* Every function that is called. A driver without it is refused (NEEDED: CUDA 10.1 is the oldest),
  * does without pools or the number of a capture (POOLS, of 11.2; WANTED), or shares no memory
- * between processes (SHARING). */
-#define CU_CALLS(CALL)                                                                            \
-  CALL(NEEDED, Init, cuInit, (unsigned flags))                                                    \
-  CALL(NEEDED, GetErrorName, cuGetErrorName, (int code, const char** name))                       \
-  CALL(NEEDED, GetErrorString, cuGetErrorString, (int code, const char** text))                   \
-  CALL(NEEDED, DeviceGetCount, cuDeviceGetCount, (int* count))                                    \
-  CALL(NEEDED, DeviceGet, cuDeviceGet, (int* device, int ordinal))                                \
-  CALL(NEEDED, DeviceGetName, cuDeviceGetName, (char* name, int room, int device))                \
-  CALL(NEEDED, DeviceGetAttribute, cuDeviceGetAttribute, (int* value, int attribute, int device)) \
-  CALL(NEEDED, DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int* yes, int device, int peer))      \
-  CALL(NEEDED, DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain,                                  \
-       (cu_context * context, int device))                                                        \
-  CALL(NEEDED, CtxPushCurrent, cuCtxPushCurrent_v2, (cu_context context))                         \
-  CALL(NEEDED, CtxPopCurrent, cuCtxPopCurrent_v2, (cu_context * context))                         \
-  CALL(NEEDED, PointerGetAttribute, cuPointerGetAttribute,                                        \
-       (void* value, int attribute, cu_address address))                                          \
-  CALL(NEEDED, StreamCreate, cuStreamCreate, (cu_stream * stream, unsigned flags))                \
-  CALL(NEEDED, StreamSynchronize, cuStreamSynchronize, (cu_stream stream))                        \
-  CALL(NEEDED, StreamQuery, cuStreamQuery, (cu_stream stream))                                    \
-  CALL(NEEDED, StreamWaitEvent, cuStreamWaitEvent,                                                \
-       (cu_stream stream, cu_event event, unsigned flags))                                        \
-  CALL(NEEDED, StreamIsCapturing, cuStreamIsCapturing, (cu_stream stream, int* status))           \
-  CALL(NEEDED, EventCreate, cuEventCreate, (cu_event * event, unsigned flags))                    \
-  CALL(NEEDED, EventRecord, cuEventRecord, (cu_event event, cu_stream stream))                    \
-  CALL(NEEDED, EventQuery, cuEventQuery, (cu_event event))                                        \
-  CALL(NEEDED, EventSynchronize, cuEventSynchronize, (cu_event event))                            \
-  CALL(NEEDED, EventDestroy, cuEventDestroy_v2, (cu_event event))                                 \
-  CALL(NEEDED, MemAlloc, cuMemAlloc_v2, (cu_address * address, size_t nbytes))                    \
-  CALL(NEEDED, MemFree, cuMemFree_v2, (cu_address address))                                       \
-  CALL(NEEDED, MemcpyAsync, cuMemcpyAsync,                                                        \
-       (cu_address to, cu_address from, size_t nbytes, cu_stream stream))                         \
-  CALL(NEEDED, MemcpyPeerAsync, cuMemcpyPeerAsync,                                                \
-       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,           \
-        size_t nbytes, cu_stream stream))                                                         \
-  CALL(NEEDED, Memcpy2DAsync, cuMemcpy2DAsync_v2, (const cu_box* box, cu_stream stream))          \
-  CALL(NEEDED, ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int* mode))   \
-  CALL(POOLS, MemPoolCreate, cuMemPoolCreate,                                                     \
-       (cu_pool * pool, const cu_pool_properties* properties))                                    \
-  CALL(POOLS, MemPoolDestroy, cuMemPoolDestroy, (cu_pool pool))                                   \
-  CALL(POOLS, MemPoolSetAttribute, cuMemPoolSetAttribute,                                         \
-       (cu_pool pool, int attribute, void* value))                                                \
-  CALL(POOLS, MemPoolSetAccess, cuMemPoolSetAccess,                                               \
-       (cu_pool pool, const cu_pool_access* access, size_t n))                                    \
-  CALL(POOLS, MemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                     \
-       (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                     \
-  CALL(POOLS, MemFreeAsync, cuMemFreeAsync, (cu_address address, cu_stream stream))               \
-  CALL(WANTED, StreamGetCaptureInfo, cuStreamGetCaptureInfo_v2,                                   \
-       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,             \
-        void* n_dependencies))                                                                    \
-  CALL(SHARING, DeviceGetUuid, cuDeviceGetUuid_v2, (cu_uuid * uuid, int device))                  \
-  CALL(SHARING, IpcGetMemHandle, cuIpcGetMemHandle, (cu_ipc * handle, cu_address address))        \
-  CALL(SHARING, IpcOpenMemHandle, cuIpcOpenMemHandle_v2,                                          \
-       (cu_address * address, cu_ipc handle, unsigned flags))                                     \
-  CALL(SHARING, IpcCloseMemHandle, cuIpcCloseMemHandle, (cu_address address))                     \
-  CALL(SHARING, IpcGetEventHandle, cuIpcGetEventHandle, (cu_ipc * handle, cu_event event))        \
-  CALL(SHARING, IpcOpenEventHandle, cuIpcOpenEventHandle, (cu_event * event, cu_ipc handle))      \
-  CALL(SHARING, MemCreate, cuMemCreate,                                                           \
-       (cu_allocation * made, size_t size, const cu_allocation_properties* properties,            \
-        unsigned long long flags))                                                                \
-  CALL(SHARING, MemRelease, cuMemRelease, (cu_allocation allocation))                             \
-  CALL(SHARING, MemRetainAllocationHandle, cuMemRetainAllocationHandle,                           \
-       (cu_allocation * found, void* address))                                                    \
-  CALL(SHARING, MemGetAllocationGranularity, cuMemGetAllocationGranularity,                       \
-       (size_t* bytes, const cu_allocation_properties* properties, int option))                   \
-  CALL(SHARING, MemAddressReserve, cuMemAddressReserve,                                           \
-       (cu_address * address, size_t size, size_t alignment, cu_address wish,                     \
-        unsigned long long flags))                                                                \
-  CALL(SHARING, MemAddressFree, cuMemAddressFree, (cu_address address, size_t size))              \
-  CALL(SHARING, MemMap, cuMemMap,                                                                 \
-       (cu_address address, size_t size, size_t offset, cu_allocation allocation,                 \
-        unsigned long long flags))                                                                \
-  CALL(SHARING, MemUnmap, cuMemUnmap, (cu_address address, size_t size))                          \
-  CALL(SHARING, MemSetAccess, cuMemSetAccess,                                                     \
-       (cu_address address, size_t size, const cu_pool_access* access, size_t count))             \
-  CALL(SHARING, MemExportToShareableHandle, cuMemExportToShareableHandle,                         \
-       (void* handle, cu_allocation allocation, int kind, unsigned long long flags))              \
-  CALL(SHARING, MemImportFromShareableHandle, cuMemImportFromShareableHandle,                     \
-       (cu_allocation * made, void* handle, int kind))
+ * between processes (SHARING). A symbol is "cu", a name and a version. */
+#define CU_CALLS(CALL)                                                                           \
+  CALL(NEEDED, Init, , (unsigned flags))                                                         \
+  CALL(NEEDED, GetErrorName, , (int code, const char** name))                                    \
+  CALL(NEEDED, GetErrorString, , (int code, const char** text))                                  \
+  CALL(NEEDED, DeviceGetCount, , (int* count))                                                   \
+  CALL(NEEDED, DeviceGet, , (int* device, int ordinal))                                          \
+  CALL(NEEDED, DeviceGetName, , (char* name, int room, int device))                              \
+  CALL(NEEDED, DeviceGetAttribute, , (int* value, int attribute, int device))                    \
+  CALL(NEEDED, DeviceCanAccessPeer, , (int* yes, int device, int peer))                          \
+  CALL(NEEDED, DevicePrimaryCtxRetain, , (cu_context * context, int device))                     \
+  CALL(NEEDED, CtxPushCurrent, _v2, (cu_context context))                                        \
+  CALL(NEEDED, CtxPopCurrent, _v2, (cu_context * context))                                       \
+  CALL(NEEDED, PointerGetAttribute, , (void* value, int attribute, cu_address address))          \
+  CALL(NEEDED, StreamCreate, , (cu_stream * stream, unsigned flags))                             \
+  CALL(NEEDED, StreamSynchronize, , (cu_stream stream))                                          \
+  CALL(NEEDED, StreamQuery, , (cu_stream stream))                                                \
+  CALL(NEEDED, StreamWaitEvent, , (cu_stream stream, cu_event event, unsigned flags))            \
+  CALL(NEEDED, StreamIsCapturing, , (cu_stream stream, int* status))                             \
+  CALL(NEEDED, EventCreate, , (cu_event * event, unsigned flags))                                \
+  CALL(NEEDED, EventRecord, , (cu_event event, cu_stream stream))                                \
+  CALL(NEEDED, EventQuery, , (cu_event event))                                                   \
+  CALL(NEEDED, EventSynchronize, , (cu_event event))                                             \
+  CALL(NEEDED, EventDestroy, _v2, (cu_event event))                                              \
+  CALL(NEEDED, MemAlloc, _v2, (cu_address * address, size_t nbytes))                             \
+  CALL(NEEDED, MemFree, _v2, (cu_address address))                                               \
+  CALL(NEEDED, MemcpyAsync, , (cu_address to, cu_address from, size_t nbytes, cu_stream stream)) \
+  CALL(NEEDED, MemcpyPeerAsync, ,                                                                \
+       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,          \
+        size_t nbytes, cu_stream stream))                                                        \
+  CALL(NEEDED, Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                        \
+  CALL(NEEDED, ThreadExchangeStreamCaptureMode, , (int* mode))                                   \
+  CALL(POOLS, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))           \
+  CALL(POOLS, MemPoolDestroy, , (cu_pool pool))                                                  \
+  CALL(POOLS, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                 \
+  CALL(POOLS, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))        \
+  CALL(POOLS, MemAllocFromPoolAsync, ,                                                           \
+       (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                    \
+  CALL(POOLS, MemFreeAsync, , (cu_address address, cu_stream stream))                            \
+  CALL(WANTED, StreamGetCaptureInfo, _v2,                                                        \
+       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,            \
+        void* n_dependencies))                                                                   \
+  CALL(SHARING, DeviceGetUuid, _v2, (cu_uuid * uuid, int device))                                \
+  CALL(SHARING, IpcGetMemHandle, , (cu_ipc * handle, cu_address address))                        \
+  CALL(SHARING, IpcOpenMemHandle, _v2, (cu_address * address, cu_ipc handle, unsigned flags))    \
+  CALL(SHARING, IpcCloseMemHandle, , (cu_address address))                                       \
+  CALL(SHARING, IpcGetEventHandle, , (cu_ipc * handle, cu_event event))                          \
+  CALL(SHARING, IpcOpenEventHandle, , (cu_event * event, cu_ipc handle))                         \
+  CALL(SHARING, MemCreate, ,                                                                     \
+       (cu_allocation * made, size_t size, const cu_allocation_properties* properties,           \
+        unsigned long long flags))                                                               \
+  CALL(SHARING, MemRelease, , (cu_allocation allocation))                                        \
+  CALL(SHARING, MemRetainAllocationHandle, , (cu_allocation * found, void* address))             \
+  CALL(SHARING, MemGetAllocationGranularity, ,                                                   \
+       (size_t* bytes, const cu_allocation_properties* properties, int option))                  \
+  CALL(SHARING, MemAddressReserve, ,                                                             \
+       (cu_address * address, size_t size, size_t alignment, cu_address wish,                    \
+        unsigned long long flags))                                                               \
+  CALL(SHARING, MemAddressFree, , (cu_address address, size_t size))                             \
+  CALL(SHARING, MemMap, ,                                                                        \
+       (cu_address address, size_t size, size_t offset, cu_allocation allocation,                \
+        unsigned long long flags))                                                               \
+  CALL(SHARING, MemUnmap, , (cu_address address, size_t size))                                   \
+  CALL(SHARING, MemSetAccess, ,                                                                  \
+       (cu_address address, size_t size, const cu_pool_access* access, size_t count))            \
+  CALL(SHARING, MemExportToShareableHandle, ,                                                    \
+       (void* handle, cu_allocation allocation, int kind, unsigned long long flags))             \
+  CALL(SHARING, MemImportFromShareableHandle, , (cu_allocation * made, void* handle, int kind))
 
-#define CU_MEMBER(kind, name, symbol, parameters) int(*name) parameters;
+#define CU_MEMBER(kind, name, version, parameters) int(*name) parameters;
 typedef struct {
   CU_CALLS(CU_MEMBER)
 } cu_table;

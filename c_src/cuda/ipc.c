@@ -82,10 +82,9 @@ static int create(memory* self) {
                                          .location = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
-  int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
-  if (status != DLX_OK) return status;
+  DLX_TRY(CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM));
   self->size = (self->size + step - 1) / step * step;
-  status = CUDA(MemCreate, &made, self->size, &properties, 0);
+  int status = CUDA(MemCreate, &made, self->size, &properties, 0);
   return status == DLX_OK ? map(self, made) : status;
 }
 

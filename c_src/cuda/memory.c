@@ -39,8 +39,7 @@ static int make_pool(int32_t device_id, cu_pool* pool) {
   if (status != DLX_OK) return status;
   cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                                    .where = {CU_LOCATION_DEVICE, device}};
-  status = CUDA(MemPoolCreate, pool, &properties);
-  if (status != DLX_OK) return status;
+  DLX_TRY(CUDA(MemPoolCreate, pool, &properties));
   uint64_t kept = KEPT;
   cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &kept); /* slower without */
   open_to_peers(*pool, device_id, device);
@@ -88,8 +87,7 @@ static void release_block(void* owner) {
 /* The device must be entered. Owns: `self` holds the memory. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
-  int status = find_pool(self->device, &pool);
-  if (status != DLX_OK) return status;
+  DLX_TRY(find_pool(self->device, &pool));
   int pooled = pool != NO_POOL;
   int code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
                     : cu.MemAlloc(&self->address, nbytes);
@@ -105,13 +103,12 @@ static int allocate(block* self, size_t nbytes, uint64_t stream) {
 static int new_block(int32_t device_id, size_t nbytes, cu_address* address, void** owner,
                      dlx_release* release) {
   uint64_t stream;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int mode;
   *self = (block){.device = device_id};
-  status = cuda_enter(device_id, &mode);
+  int status = cuda_enter(device_id, &mode);
   if (status == DLX_OK) {
     status = allocate(self, nbytes, stream);
     cuda_leave(mode);
@@ -143,8 +140,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   cu_address address;
   void* owner;
   dlx_release release;
-  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), &address, &owner, &release);
-  if (status != DLX_OK) return status;
+  DLX_TRY(new_block(device_id, (size_t)dlx_nbytes(like, flags), &address, &owner, &release));
   fresh.data = (void*)(uintptr_t)address;
   status = dlx_managed_new(&fresh, flags, owner, release, out);
   if (status != DLX_OK) release(owner);
@@ -274,9 +270,8 @@ static int send_packed(const transfer* t) {
   DLTensor like = *t->to; /* its layout, so that the copy is one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
-  int status = dlx_managed_empty(&like, t->flags, 1, &packed);
-  if (status != DLX_OK) return status;
-  status = dlx_copy(t->from, &packed->dl_tensor, t->flags);
+  DLX_TRY(dlx_managed_empty(&like, t->flags, 1, &packed));
+  int status = dlx_copy(t->from, &packed->dl_tensor, t->flags);
   if (status == DLX_OK) status = copy(&t->ends, &packed->dl_tensor, t->to, t->flags);
   if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
   dlx_managed_release(packed);

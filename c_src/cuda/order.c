@@ -94,8 +94,7 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
   if (status != DLX_OK) return status;
   uint64_t capture = here ? capture_of(from) : 0;
   cu_event event;
-  status = take_event(from_device, &event);
-  if (status != DLX_OK) return status;
+  DLX_TRY(take_event(from_device, &event));
   int hop = from_device != to_device;
   if (hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
@@ -118,17 +117,15 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
 int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   release_done(0);
   if (from == to && from_device == to_device) return DLX_OK;
-  int status = dlx_cuda_push(from_device);
-  if (status != DLX_OK) return status;
-  status = link_streams(from_device, from, to_device, to);
+  DLX_TRY(dlx_cuda_push(from_device));
+  int status = link_streams(from_device, from, to_device, to);
   dlx_cuda_pop();
   return status;
 }
 
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
-  int status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, yes);
+  DLX_TRY(dlx_cuda_push(device_id));
+  int status = cuda_is_capturing(stream, yes);
   dlx_cuda_pop();
   return status;
 }
@@ -208,9 +205,8 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   int captures;
   dlx_ready* ready;
   release_done(0);
-  int status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = make_ready(device_id, stream, &ready);
+  DLX_TRY(dlx_cuda_push(device_id));
+  int status = make_ready(device_id, stream, &ready);
   if (status == DLX_OK) {
     status = cuda_is_capturing(stream, &captures);
     if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
@@ -327,8 +323,7 @@ static atomic_int_least64_t n_waiting;
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
   cu_context context = NULL; /* retained now: a release may not wait, nor report an error */
-  int status = cuda_primary(device_id, &context);
-  if (status != DLX_OK) return status;
+  DLX_TRY(cuda_primary(device_id, &context));
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);

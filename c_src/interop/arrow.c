@@ -4,6 +4,7 @@
 #include "interop.h"
 #include "base/threads.h"
 
+#include "core/allocate.h"
 #include "core/arrow.h"
 
 #include <string.h>
@@ -127,10 +128,8 @@ static PyObject* open_by(PyObject* obj, PyObject* method) {
   return capsule;
 }
 
-PyDoc_STRVAR(arrow_open_doc,
-             "arrow_open(obj, method, /)\n--\n\n"
-             "Return all that one of an object's __arrow_c_*__ methods gives.");
-
+PY_DOC(arrow_open, "(obj, method, /)",
+       "Return all that one of an object's __arrow_c_*__ methods gives.");
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   return py_args("arrow_open", nargs, 2, 2) ? open_by(args[0], args[1]) : NULL;
 }
@@ -212,10 +211,8 @@ static dlx_arrow* data_of(PyObject* capsule) {
   return PyCapsule_GetPointer(capsule, k_data);
 }
 
-PyDoc_STRVAR(arrow_schema_doc,
-             "arrow_schema(data, /)\n--\n\n"
-             "Return (format, name, metadata, has a dictionary, types of the children).");
-
+PY_DOC(arrow_schema, "(data, /)",
+       "Return (format, name, metadata, has a dictionary, types of the children).");
 static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
   dlx_arrow* data = data_of(capsule);
   PyObject* known = data ? PyDict_New() : NULL;
@@ -254,11 +251,9 @@ static int named_column(PyObject* data, PyObject* number, column* c) {
   return look(c);
 }
 
-PyDoc_STRVAR(arrow_column_doc,
-             "arrow_column(data, number, /)\n--\n\n"
-             "Return (dtype or None, shape, device, nulls, chunks, are bools packed, address) of a "
-             "column or the whole (-1); without a dtype the shape is the first extent.");
-
+PY_DOC(arrow_column, "(data, number, /)",
+       "Return (dtype or None, shape, device, nulls, chunks, are bools packed, address) of a "
+       "column or the whole (-1); without a dtype the shape is the first extent.");
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   if (!py_args("arrow_column", nargs, 2, 2) || named_column(args[0], args[1], &c) < 0) return NULL;
@@ -295,9 +290,8 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   void* use = NULL;
   DLTensor like = {
       .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
-  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
-  if (status != DLX_OK) return status;
-  status = dlx_cuda_work_stream(device_id, &stream);
+  DLX_TRY(dlx_cuda_empty(&like, 0, 0, device_id, out));
+  int status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)
     status = dlx_use_new(device_id, stream, c->data, dlx_arrow_drop, NULL, NULL, &use);
   if (status == DLX_OK) dlx_arrow_hold(c->data);
@@ -353,11 +347,9 @@ static int follow(const column* c, TensorObject* tensor, int copies) {
   return is_later ? py_cuda_ready_here(tensor, device.device_id) : 0;
 }
 
-PyDoc_STRVAR(arrow_tensor_doc,
-             "arrow_tensor(data, number, copies, /)\n--\n\n"
-             "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, "
-             "read-only, or of a copy on its device.");
-
+PY_DOC(arrow_tensor, "(data, number, copies, /)",
+       "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only, "
+       "or of a copy on its device.");
 static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   if (!py_args("arrow_tensor", nargs, 3, 3) || named_column(args[0], args[1], &c) < 0) return NULL;
@@ -418,11 +410,9 @@ static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
   return 0;
 }
 
-PyDoc_STRVAR(arrow_exchange_doc,
-             "arrow_exchange(by_dlpack=False, /)\n--\n\n"
-             "Return an exchange table that only exports, by an object's __arrow_c_array__ or "
-             "__arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type has that.");
-
+PY_DOC(arrow_exchange, "(by_dlpack=False, /)",
+       "Return an exchange table that only exports, by an object's __arrow_c_array__ or "
+       "__arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type has that.");
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   static const DLPackExchangeAPI tables[] = {
       {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
@@ -434,11 +424,9 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
 }
 
-PyDoc_STRVAR(arrow_joined_doc,
-             "arrow_joined(obj, /)\n--\n\n"
-             "Copy plain numbers of the host that cannot be shared into a new dlx.Tensor; None for "
-             "all else.");
-
+PY_DOC(arrow_joined, "(obj, /)",
+       "Copy plain numbers of the host that cannot be shared into a new dlx.Tensor; None for all "
+       "else.");
 static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
   column c;
   if (take_whole(obj, &c) < 0) return NULL;
@@ -472,12 +460,10 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   return 1;
 }
 
-PyDoc_STRVAR(arrow_columns_doc,
-             "arrow_columns(method, obj, joins, /)\n--\n\n"
-             "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives if that is a "
-             "host table of numbers without nulls; else (None, data), or (None, the error). joins: "
-             "columns may be copied.");
-
+PY_DOC(arrow_columns, "(method, obj, joins, /)",
+       "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives if that is a host "
+       "table of numbers without nulls; else (None, data), or (None, the error). joins: columns "
+       "may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
   PyObject *answer = open_by(args[1], args[0]), *columns = NULL;
