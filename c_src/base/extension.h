@@ -19,9 +19,8 @@
   {text, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc}
 #define PY_END {NULL, NULL, 0, NULL}
 
-/* The documentation of a builtin, which follows. */
-#define PY_DOC(name, arguments, text) \
-  static const char name##_doc[] = #name arguments "\n--\n\n" text
+/* The documentation of a builtin, which follows; dlx/_core/native.py has its signature. */
+#define PY_DOC(name, text) static const char name##_doc[] = text
 
 /* Whether a builtin got the right number of arguments. Errors: 0 with TypeError. */
 static inline int py_args(const char* name, Py_ssize_t n, Py_ssize_t least, Py_ssize_t most) {

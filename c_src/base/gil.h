@@ -24,7 +24,7 @@ static inline int py_holds_gil(void) {
 #endif
 }
 
-/* Take the GIL on a thread that does not hold it, to be given back by PyGILState_Release. Errors: 0
+/* Take the GIL on a thread that does not hold it; PyGILState_Release releases it. Errors: 0
  * = there is no interpreter any more, or it is going. */
 int py_gil_take(PyGILState_STATE* state);
 

@@ -88,10 +88,10 @@ int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_de
 #define HAS(stream, member) \
   ((stream)->is_host ? (stream)->of.host.member != NULL : (stream)->of.device.member != NULL)
 
-int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
+/* Read a stream to its end. Errors: as dlx_arrow_read. */
+static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
   struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
-  if (!HAS(stream, release)) return DLX_E_CONSUMED;
   if (!HAS(stream, get_schema) || !HAS(stream, get_next)) return DLX_E_ARROW;
   int failed =
       host ? host->get_schema(host, &data->schema) : device->get_schema(device, &data->schema);
@@ -109,16 +109,19 @@ int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
   return DLX_E_ARROW; /* it released itself before its end */
 }
 
-void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room) {
-  struct ArrowArrayStream* host = &stream->of.host;
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room) {
+  struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
   const char* said = NULL;
   why[0] = '\0';
-  if (status == DLX_E_ARROW && HAS(stream, release) && HAS(stream, get_last_error))
-    said = stream->is_host ? host->get_last_error(host) : device->get_last_error(device);
+  if (!HAS(stream, release)) return DLX_E_CONSUMED;
+  int status = read_batches(data, stream);
+  if (!HAS(stream, release)) return status;
+  if (status == DLX_E_ARROW && HAS(stream, get_last_error))
+    said = host ? host->get_last_error(host) : device->get_last_error(device);
   if (said) snprintf(why, room, "%s", said);
-  if (!HAS(stream, release)) return;
-  stream->is_host ? host->release(host) : device->release(device);
+  host ? host->release(host) : device->release(device);
+  return status;
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {

@@ -115,10 +115,9 @@ typedef struct {
 
 enum { DLX_ARROW_WHOLE = -1 /* the column of data that is no struct */ };
 
-/* Make one without type and data. Owns: the caller has the only count. Errors: NULL = no memory. */
+/* Make one without type and data, take one count more, and give one up; the last one calls every
+ * release that is owed. Errors: NULL = no memory. */
 dlx_arrow* dlx_arrow_new(void);
-
-/* Take, and give up, one count; the last one calls every release that is owed. */
 void dlx_arrow_hold(dlx_arrow* data);
 void dlx_arrow_drop(void* data);
 
@@ -137,21 +136,15 @@ typedef struct {
   } of;
 } dlx_arrow_stream;
 
-/* Read a stream to its end into an empty `data`. GIL: must not be held, a producer may wait for
- * threads that want it. Errors: DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed. */
-int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream);
+/* Read a stream to its end into an empty `data`, and release it, unless it did so itself. GIL: must
+ * not be held, a producer may wait for threads that want it. Errors: DLX_E_CONSUMED, DLX_E_MEMORY;
+ * DLX_E_ARROW = the stream failed, and `why` is its text, or empty. */
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room);
 
-/* Release a stream, unless it did so itself. If `status` is DLX_E_ARROW, write first why it says
- * that reading failed. GIL: as above. */
-void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room);
-
-/* The type. */
+/* The type; the event of the first batch with elements that has one, or NULL; 1 for a struct, whose
+ * columns have numbers. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
-
-/* The event of the first batch with elements that has one, or NULL. */
 void* dlx_arrow_event(const dlx_arrow* data);
-
-/* 1 for a struct, whose columns have numbers. */
 int dlx_arrow_is_table(const dlx_arrow* data);
 
 /* 1 for an extension type, whose values mean something else, or if its metadata contradict

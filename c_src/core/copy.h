@@ -39,15 +39,14 @@ typedef void (*dlx_copier)(char* to, const char* from, dlx_axis* axes, int n, in
 void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,
                        int64_t nbytes, int64_t item);
 
-/* How many cores this process may use. */
+/* How many cores this process may use; and start a thread with a small stack, which takes no
+ * signals but its own faults. Owns: the caller joins it. Errors: as pthread_create. */
 int dlx_cores(void);
-
-/* Start a thread with a small stack, which takes no signals but its own faults. Owns: the caller
- * joins it. Errors: as pthread_create. */
 int dlx_thread_start(pthread_t* thread, void* (*function)(void*), void* argument);
 
-/* Same dtype and shape. */
+/* 1 = same dtype and shape; DLX_OK = the same, and both lie in host memory. */
 int dlx_same_elements(const DLTensor* a, const DLTensor* b);
+int dlx_alike(const DLTensor* from, const DLTensor* to);
 
 /* Strides for fresh memory: row-major, or in the order of dimensions of `like`. */
 void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides);

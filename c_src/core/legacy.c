@@ -3,12 +3,8 @@
 
 #include "allocate.h"
 
-static void release_foreign(void* managed) {
-  dlx_legacy_release(managed);
-}
-
 int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out) {
-  return dlx_managed_new(&foreign->dl_tensor, 0, foreign, release_foreign, out);
+  return dlx_managed_new(&foreign->dl_tensor, 0, foreign, dlx_legacy_release, out);
 }
 
 static void drop_shell(DLManagedTensor* self) {
@@ -33,8 +29,9 @@ DLManagedTensorVersioned* dlx_legacy_unwrap(DLManagedTensor* shell) {
   return made;
 }
 
-void dlx_legacy_release(DLManagedTensor* managed) {
-  if (managed->deleter) managed->deleter(managed);
+void dlx_legacy_release(void* managed) {
+  DLManagedTensor* self = managed;
+  if (self->deleter) self->deleter(self);
 }
 
 void dlx_count_legacy(DLManagedTensor* self) {

@@ -71,10 +71,6 @@ static void drop(DLManagedTensorVersioned* managed) {
   own->depth--;
 }
 
-static void drop_owner(void* made) {
-  drop(made);
-}
-
 /* Make one of a valid tensor, with `bytes` bytes of memory in the same allocation. Owns: as
  * dlx_managed_new. Errors: DLX_E_MEMORY. */
 static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
@@ -134,10 +130,6 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
   return make(&normal, flags, owner, release, 0, out);
 }
 
-static void release_foreign(void* managed) {
-  dlx_managed_release(managed);
-}
-
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
   if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
   uint64_t flags = foreign->flags;
@@ -146,41 +138,35 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   const DLTensor* t = &foreign->dl_tensor;
   return flags == 0 && dlx_is_plain(t, 1)
-             ? dlx_managed_trust(t, flags, foreign, release_foreign, out)
-             : dlx_managed_new(t, flags, foreign, release_foreign, out);
+             ? dlx_managed_trust(t, flags, foreign, dlx_managed_release, out)
+             : dlx_managed_new(t, flags, foreign, dlx_managed_release, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out) {
-  int status = like ? dlx_managed_new(like, flags, made, drop_owner, out)
-                    : make(&made->dl_tensor, flags, made, drop_owner, 0, out);
+  int status = like ? dlx_managed_new(like, flags, made, dlx_managed_release, out)
+                    : make(&made->dl_tensor, flags, made, dlx_managed_release, 0, out);
   if (status == DLX_OK) dlx_managed_hold(made);
   return status;
 }
 
-/* Row-major strides over the dimensions taken in the order of `like`'s strides. */
-static void ordered_strides(const DLTensor* like, int64_t* strides) {
+void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
+  /* A broadcast dimension has no position in the order: fall back to row-major. */
+  if (!keep_order || !like->strides || dlx_size(like) == 0 || dlx_layout(like) & DLX_LAYOUT_ZERO) {
+    dlx_compact_strides(like->ndim, like->shape, strides);
+    return;
+  }
   int32_t order[DLX_MAX_NDIM];
   for (int32_t i = 0; i < like->ndim; i++) { /* outermost first, stable */
     int32_t at = i;
-    for (; at > 0 && llabs(like->strides[order[at - 1]]) < llabs(like->strides[i]); at--) {
+    for (; at > 0 && llabs(like->strides[order[at - 1]]) < llabs(like->strides[i]); at--)
       order[at] = order[at - 1];
-    }
     order[at] = i;
   }
   int64_t step = 1;
   for (int32_t i = like->ndim - 1; i >= 0; i--) {
     strides[order[i]] = step;
     step *= like->shape[order[i]];
-  }
-}
-
-void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
-  /* A broadcast dimension has no position in the order: fall back to row-major. */
-  if (keep_order && like->strides && dlx_size(like) > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
-    ordered_strides(like, strides);
-  } else {
-    dlx_compact_strides(like->ndim, like->shape, strides);
   }
 }
 
@@ -254,8 +240,9 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   drop(made);
 }
 
-void dlx_managed_release(DLManagedTensorVersioned* managed) {
-  if (managed->deleter) managed->deleter(managed);
+void dlx_managed_release(void* managed) {
+  DLManagedTensorVersioned* self = managed;
+  if (self->deleter) self->deleter(self);
 }
 
 void dlx_count_managed(DLManagedTensorVersioned* self) {

@@ -199,10 +199,9 @@ int cuda_primary(int32_t device_id, cu_context* context);
 /* An attribute of a device. */
 int cuda_attribute(int32_t device_id, int attribute, int* value);
 
-/* As dlx_cuda_capturing; the context of the stream's device must be current. */
+/* As dlx_cuda_capturing; DLX_OK if the host may wait for a stream, else DLX_E_CAPTURE, too. The
+ * stream's device must be current. */
 int cuda_is_capturing(uint64_t stream, int* yes);
-
-/* DLX_OK if the host may wait for a stream, whose device is current; else DLX_E_CAPTURE, too. */
 int cuda_can_wait(uint64_t stream);
 
 /* As dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
@@ -222,6 +221,26 @@ void cuda_unrelax(int before);
 /* dlx_cuda_push and cuda_relax, and undo both; after a failure there is nothing to undo. */
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
+
+/* Enter a device, or only push it, until the end of a block, in a function that returns a status.
+ */
+#define CUDA_ENTERED(device_id)                                           \
+  __attribute__((cleanup(cuda_leave_block))) int before = CU_NOT_ENTERED; \
+  DLX_TRY(cuda_enter(device_id, &before))
+#define CUDA_PUSHED(device_id)                                \
+  __attribute__((cleanup(cuda_pop_block))) int is_pushed = 0; \
+  DLX_TRY(dlx_cuda_push(device_id));                          \
+  is_pushed = 1
+
+enum { CU_NOT_ENTERED = -2 };
+
+static inline void cuda_leave_block(const int* before) {
+  if (*before != CU_NOT_ENTERED) cuda_leave(*before);
+}
+
+static inline void cuda_pop_block(const int* is_pushed) {
+  if (*is_pushed) dlx_cuda_pop();
+}
 
 static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;

@@ -84,9 +84,10 @@ static void release_block(void* owner) {
   free(self);
 }
 
-/* The device must be entered. Owns: `self` holds the memory. */
+/* Owns: `self` holds the memory. Errors: as dlx_cuda_load. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
+  CUDA_ENTERED(self->device);
   DLX_TRY(find_pool(self->device, &pool));
   int pooled = pool != NO_POOL;
   int code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
@@ -99,50 +100,39 @@ static int allocate(block* self, size_t nbytes, uint64_t stream) {
   return cuda_failed(operation, code);
 }
 
-/* Owns: the caller gives `owner` to `release`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, cu_address* address, void** owner,
-                     dlx_release* release) {
-  uint64_t stream;
-  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
+/* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
+static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
-  int mode;
   *self = (block){.device = device_id};
-  int status = cuda_enter(device_id, &mode);
-  if (status == DLX_OK) {
-    status = allocate(self, nbytes, stream);
-    cuda_leave(mode);
-  }
-  if (status != DLX_OK) {
+  int status = allocate(self, nbytes, stream);
+  if (status == DLX_OK)
+    *out = self;
+  else
     free(self);
-    return status;
-  }
-  *address = self->address;
-  *owner = self;
-  *release = release_block;
-  if (self->stream) return DLX_OK;
-  *release = dlx_use_release;
-  status = cuda_use_waiting(device_id, stream, self, release_block, owner);
-  if (status != DLX_OK) release_block(self);
   return status;
 }
 
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
+  uint64_t stream;
   DLTensor fresh;
-  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
-  if (status == DLX_OK) status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  block* made;
+  DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
+  DLX_TRY(dlx_cuda_load());
   dlx_cuda_release_pending(); /* what is done makes room */
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  cu_address address;
-  void* owner;
-  dlx_release release;
-  DLX_TRY(new_block(device_id, (size_t)dlx_nbytes(like, flags), &address, &owner, &release));
-  fresh.data = (void*)(uintptr_t)address;
-  status = dlx_managed_new(&fresh, flags, owner, release, out);
+  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
+  DLX_TRY(new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made));
+  fresh.data = (void*)(uintptr_t)made->address;
+  void* owner = made;
+  dlx_release release = made->stream ? release_block : dlx_use_release;
+  int status =
+      made->stream ? DLX_OK : cuda_use_waiting(device_id, stream, made, release_block, &owner);
+  if (status != DLX_OK) release = release_block;
+  if (status == DLX_OK) status = dlx_managed_new(&fresh, flags, owner, release, out);
   if (status != DLX_OK) release(owner);
   return status;
 }
@@ -151,27 +141,28 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
 
-typedef struct { /* source and destination device; -1 = the host */
-  int32_t from_device, to_device;
-  cu_stream stream;
-} ends;
+typedef struct {
+  int32_t from_device, to_device; /* -1 = the host */
+  cu_stream stream;               /* of a device that is entered */
+  const DLTensor *from, *to;
+  uint64_t flags;
+} transfer;
 
 static cu_address at(const char* address) {
   return (cu_address)(uintptr_t)address;
 }
 
-static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
+static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes) {
   cu_context from_context = NULL, to_context = NULL;
-  if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device)
-    return CUDA(MemcpyAsync, at(to), at(from), nbytes, w->stream);
-  int status = cuda_primary(w->from_device, &from_context);
-  if (status == DLX_OK) status = cuda_primary(w->to_device, &to_context);
-  if (status != DLX_OK) return status;
-  return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, w->stream);
+  if (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device)
+    return CUDA(MemcpyAsync, at(to), at(from), nbytes, t->stream);
+  DLX_TRY(cuda_primary(t->from_device, &from_context));
+  DLX_TRY(cuda_primary(t->to_device, &to_context));
+  return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, t->stream);
 }
 
 /* Copy rows of `width` bytes. */
-static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* rows,
+static int copy_rows(const transfer* t, char* to, const char* from, const dlx_axis* rows,
                      size_t width) {
   cu_box box = {.from_type = CU_MEMORY_UNIFIED,
                 .from_device = at(from),
@@ -181,22 +172,22 @@ static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* 
                 .to_pitch = (size_t)rows->to,
                 .width = width,
                 .height = (size_t)rows->extent};
-  if (w->from_device < 0) { /* the driver may not know the address */
+  if (t->from_device < 0) { /* the driver may not know the address */
     box.from_type = CU_MEMORY_HOST;
     box.from_host = from;
   }
-  if (w->to_device < 0) {
+  if (t->to_device < 0) {
     box.to_type = CU_MEMORY_HOST;
     box.to_host = to;
   }
-  return CUDA(Memcpy2DAsync, &box, w->stream);
+  return CUDA(Memcpy2DAsync, &box, t->stream);
 }
 
 /* Whether one call can copy the rows: forward, apart from each other, on one device. */
-static int is_box(const ends* w, const dlx_axis* rows, int64_t width) {
+static int is_box(const transfer* t, const dlx_axis* rows, int64_t width) {
   return rows->from >= width && rows->to >= width && rows->from <= MAX_PITCH &&
          rows->to <= MAX_PITCH &&
-         (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device);
+         (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device);
 }
 
 /* A copy as one call for each index of the first `n` axes, of `width` bytes or a box of such rows.
@@ -208,11 +199,11 @@ typedef struct {
 } parts;
 
 /* Errors: DLX_E_SCATTERED if it would take too many calls. */
-static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, parts* p) {
+static int divide(const transfer* t, const dlx_axis* axes, int n, int64_t item, parts* p) {
   int64_t calls = 1;
   *p = (parts){.width = item};
   if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) p->width *= axes[--n].extent;
-  if (n > 0 && is_box(w, &axes[n - 1], p->width)) p->rows = &axes[--n];
+  if (n > 0 && is_box(t, &axes[n - 1], p->width)) p->rows = &axes[--n];
   p->n = n;
   for (int i = 0; i < n; i++) {
     if (axes[i].extent > MAX_CALLS / calls) return DLX_E_SCATTERED;
@@ -221,59 +212,47 @@ static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, part
   return DLX_OK;
 }
 
-/* Errors: DLX_E_SCATTERED before anything is copied. */
-static int copy_axes(const ends* w, char* to, const char* from, const dlx_axis* axes, int n,
-                     int64_t item) {
-  parts p;
-  int status = divide(w, axes, n, item, &p);
-  if (status != DLX_OK) return status;
-  int64_t index[DLX_MAX_NDIM] = {0};
-  do {
-    status = p.rows ? copy_rows(w, to, from, p.rows, (size_t)p.width)
-                    : copy_run(w, to, from, (size_t)p.width);
-  } while (status == DLX_OK && dlx_next(axes, p.n, index, &to, &from));
-  return status;
-}
-
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) {
   int64_t strides[DLX_MAX_NDIM], item = dlx_itemsize(from->dtype, flags);
   if (item == 0 || dlx_size(from) == 0) return 0;
-  ends w = {.from_device = from->device.device_id, .to_device = from->device.device_id};
+  transfer t = {.from_device = from->device.device_id, .to_device = from->device.device_id};
   DLTensor to = *from;
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
   dlx_fresh_strides(from, keep_order, strides);
   to.strides = strides;
-  return divide(&w, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
+  return divide(&t, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
 }
 
-/* One transfer; the device is entered. */
-typedef struct {
-  ends ends;
-  const DLTensor *from, *to;
-  uint64_t flags;
-} transfer;
-
-/* Begin a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED if it would take too many single copies. */
-static int copy(const ends* w, const DLTensor* from, const DLTensor* to, uint64_t flags) {
-  int64_t item = dlx_itemsize(from->dtype, flags);
+/* Begin a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
+static int copy(const transfer* t) {
+  const DLTensor *from = t->from, *to = t->to;
+  int64_t index[DLX_MAX_NDIM] = {0}, item = dlx_itemsize(from->dtype, t->flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
   char* target = (char*)to->data + to->byte_offset;
   const char* source = (const char*)from->data + from->byte_offset;
-  if (item == 0) return copy_run(w, target, source, (size_t)dlx_nbytes(from, flags));
+  if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
-  return copy_axes(w, target, source, axes, dlx_axes(from, to, item, axes), item);
+  parts p;
+  int status = divide(t, axes, dlx_axes(from, to, item, axes), item, &p);
+  if (status != DLX_OK) return status;
+  do {
+    status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
+                    : copy_run(t, target, source, (size_t)p.width);
+  } while (status == DLX_OK && dlx_next(axes, p.n, index, &target, &source));
+  return status;
 }
 
 /* Pack rows of the host first. */
-static int send_packed(const transfer* t) {
-  DLTensor like = *t->to; /* its layout, so that the copy is one run if the target is compact */
+static int send_packed(transfer t) {
+  DLTensor like = *t.to; /* its layout, so that the copy is one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
-  DLX_TRY(dlx_managed_empty(&like, t->flags, 1, &packed));
-  int status = dlx_copy(t->from, &packed->dl_tensor, t->flags);
-  if (status == DLX_OK) status = copy(&t->ends, &packed->dl_tensor, t->to, t->flags);
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
+  DLX_TRY(dlx_managed_empty(&like, t.flags, 1, &packed));
+  int status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
+  t.from = &packed->dl_tensor;
+  if (status == DLX_OK) status = copy(&t);
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, t.stream);
   dlx_managed_release(packed);
   return status;
 }
@@ -281,34 +260,19 @@ static int send_packed(const transfer* t) {
 /* Copy the bytes from the first to the last element in one piece, and gather them on the host. */
 static int fetch_whole(const transfer* t) {
   int64_t low, high;
-  const DLTensor* from = t->from;
-  dlx_extent(from, t->flags, &low, &high);
+  DLTensor here = *t->from;
+  dlx_extent(&here, t->flags, &low, &high);
   char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
-  const char* first = (const char*)from->data + from->byte_offset + low;
-  int status = copy_run(&t->ends, bytes, first, (size_t)(high - low));
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
-  if (status == DLX_OK) {
-    DLTensor here = *from;
-    here.data = bytes - low;
-    here.byte_offset = 0;
-    here.device = (DLDevice){kDLCPU, 0};
-    status = dlx_copy(&here, t->to, t->flags);
-  }
+  const char* first = (const char*)here.data + here.byte_offset + low;
+  int status = copy_run(t, bytes, first, (size_t)(high - low));
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->stream);
+  here.data = bytes - low;
+  here.byte_offset = 0;
+  here.device = (DLDevice){kDLCPU, 0};
+  if (status == DLX_OK) status = dlx_copy(&here, t->to, t->flags);
   free(bytes);
   return status;
-}
-
-/* Errors: as dlx_cuda_transfer. */
-static int run(const transfer* t, uint64_t stream, int wait) {
-  int status = wait ? cuda_can_wait(stream) : DLX_OK;
-  if (status == DLX_OK) status = copy(&t->ends, t->from, t->to, t->flags);
-  if (status == DLX_E_SCATTERED && (t->ends.from_device < 0 || t->ends.to_device < 0)) {
-    status = wait ? DLX_OK : cuda_can_wait(stream); /* the host takes part in this one */
-    if (status != DLX_OK) return status;
-    return t->ends.from_device < 0 ? send_packed(t) : fetch_whole(t);
-  }
-  return status == DLX_OK && wait ? CUDA(StreamSynchronize, t->ends.stream) : status;
 }
 
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
@@ -319,17 +283,17 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
     return DLX_E_DEVICE;
   if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
   if (dlx_size(from) == 0) return DLX_OK;
-  transfer t = {.ends = {.from_device = up ? -1 : from->device.device_id,
-                         .to_device = down ? -1 : to->device.device_id,
-                         .stream = cuda_stream(stream)},
-                .from = from,
-                .to = to,
-                .flags = flags};
-  int mode, status = cuda_enter(down ? t.ends.from_device : t.ends.to_device, &mode);
-  if (status != DLX_OK) return status;
-  status = run(&t, stream, wait); /* a copy of pageable memory may wait */
-  cuda_leave(mode);
-  return status;
+  int32_t from_device = up ? -1 : from->device.device_id;
+  int32_t to_device = down ? -1 : to->device.device_id;
+  transfer t = {from_device, to_device, cuda_stream(stream), from, to, flags};
+  CUDA_ENTERED(down ? from_device : to_device);
+  if (wait) DLX_TRY(cuda_can_wait(stream));
+  int status = copy(&t); /* which may wait for pageable memory */
+  if (status == DLX_E_SCATTERED && (up || down)) {
+    if (!wait) DLX_TRY(cuda_can_wait(stream)); /* the host takes part in this one */
+    return up ? send_packed(t) : fetch_whole(&t);
+  }
+  return status == DLX_OK && wait ? CUDA(StreamSynchronize, t.stream) : status;
 }
 
 void dlx_cuda_forget(void) {

@@ -88,15 +88,16 @@ static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
-/* Record on `from`, whose device is current, and make `to` wait. */
-static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  int here = 0, there = 0, status = cuda_is_capturing(from, &here);
-  if (status != DLX_OK) return status;
-  uint64_t capture = here ? capture_of(from) : 0;
+int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  int here = 0, there = 0, hop = from_device != to_device;
   cu_event event;
+  release_done(0);
+  if (from == to && !hop) return DLX_OK;
+  CUDA_PUSHED(from_device);
+  DLX_TRY(cuda_is_capturing(from, &here));
+  uint64_t capture = here ? capture_of(from) : 0;
   DLX_TRY(take_event(from_device, &event));
-  int hop = from_device != to_device;
-  if (hop) status = dlx_cuda_push(to_device);
+  int status = hop ? dlx_cuda_push(to_device) : DLX_OK;
   if (status == DLX_OK) {
     status = cuda_is_capturing(to, &there);
     /* Within one capture a dependency is a plain edge of the graph. */
@@ -114,29 +115,15 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
   return status;
 }
 
-int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  release_done(0);
-  if (from == to && from_device == to_device) return DLX_OK;
-  DLX_TRY(dlx_cuda_push(from_device));
-  int status = link_streams(from_device, from, to_device, to);
-  dlx_cuda_pop();
-  return status;
-}
-
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
-  DLX_TRY(dlx_cuda_push(device_id));
-  int status = cuda_is_capturing(stream, yes);
-  dlx_cuda_pop();
-  return status;
+  CUDA_PUSHED(device_id);
+  return cuda_is_capturing(stream, yes);
 }
 
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
-  int mode, status = cuda_enter(device_id, &mode);
-  if (status != DLX_OK) return status;
-  status = cuda_can_wait(stream);
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, cuda_stream(stream));
-  cuda_leave(mode);
-  return status;
+  CUDA_ENTERED(device_id);
+  DLX_TRY(cuda_can_wait(stream));
+  return CUDA(StreamSynchronize, cuda_stream(stream));
 }
 
 static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
@@ -153,8 +140,8 @@ uint64_t dlx_cuda_known_stream(int32_t device_id) {
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   *stream = dlx_cuda_known_stream(device_id);
   if (*stream) return DLX_OK;
-  int mode, status = cuda_enter(device_id, &mode);
-  if (status != DLX_OK) return status;
+  int status = DLX_OK;
+  CUDA_ENTERED(device_id);
   cuda_once_begin();
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
@@ -164,18 +151,14 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
     atomic_store(&own_streams[device_id], *stream);
   }
   cuda_once_end();
-  cuda_leave(mode);
   return status;
 }
 
 int dlx_cuda_wait_event(int32_t device_id, void* event) {
   uint64_t stream;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK) status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = wait_for(event, stream);
-  dlx_cuda_pop();
-  return status;
+  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
+  CUDA_PUSHED(device_id);
+  return wait_for(event, stream);
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
@@ -205,23 +188,20 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   int captures;
   dlx_ready* ready;
   release_done(0);
-  DLX_TRY(dlx_cuda_push(device_id));
-  int status = make_ready(device_id, stream, &ready);
-  if (status == DLX_OK) {
-    status = cuda_is_capturing(stream, &captures);
-    if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
-    if (status == DLX_OK && !captures) status = record(ready->event, stream);
-    if (status == DLX_OK) {
-      ready->keep = keep;
-      ready->release_keep = release_keep;
-      *out = ready;
-    } else {
-      reject_event(device_id, ready->event);
-      free(ready);
-    }
+  CUDA_PUSHED(device_id);
+  DLX_TRY(make_ready(device_id, stream, &ready));
+  int status = cuda_is_capturing(stream, &captures);
+  if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
+  if (status == DLX_OK && !captures) status = record(ready->event, stream);
+  if (status != DLX_OK) {
+    reject_event(device_id, ready->event);
+    free(ready);
+    return status;
   }
-  dlx_cuda_pop();
-  return status;
+  ready->keep = keep;
+  ready->release_keep = release_keep;
+  *out = ready;
+  return DLX_OK;
 }
 
 int dlx_ready_later(int32_t device_id, dlx_ready** out) {
@@ -266,17 +246,12 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (ready->device == device_id && ready->stream == stream && is_living(ready)) return DLX_OK;
   if (ready->event == NULL && dlx_ready_own_device(ready) < 0)
     return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  int captures, status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, &captures);
-  if (status == DLX_OK && captures) { /* what is done already needs no edge in the graph */
-    if (!is_over(ready)) status = DLX_E_CAPTURE;
-  } else if (status == DLX_OK) {
-    status = ready->event ? wait_for(ready->event, stream)
-                          : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  }
-  dlx_cuda_pop();
-  return status;
+  int captures;
+  CUDA_PUSHED(device_id);
+  DLX_TRY(cuda_is_capturing(stream, &captures));
+  if (captures) return is_over(ready) ? DLX_OK : DLX_E_CAPTURE; /* done: no edge in the graph */
+  return ready->event ? wait_for(ready->event, stream)
+                      : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
 }
 
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
@@ -286,11 +261,8 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
 
 int dlx_ready_synchronize(dlx_ready* ready) {
   if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
-  int mode, status = cuda_enter(ready->device, &mode);
-  if (status != DLX_OK) return status;
-  status = CUDA(EventSynchronize, ready->event);
-  cuda_leave(mode);
-  return status;
+  CUDA_ENTERED(ready->device);
+  return CUDA(EventSynchronize, ready->event);
 }
 
 /* ---- deferred release ------------------------------------------------------------------------ */

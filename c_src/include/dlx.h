@@ -62,38 +62,31 @@ int dlx_validate(const DLTensor* tensor, uint64_t flags);
 int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 
 /* 1 if strides without a meaning could overflow in a program that calculates with them: below 0 or
- * too large for the extents in a tensor without elements, too large in bits at an extent of 1. */
+ * too large for the extents in a tensor without elements, too large in bits at an extent of 1. The
+ * second function writes them with small numbers in their place. */
 int dlx_has_odd_strides(const DLTensor* tensor);
-
-/* Write the strides of such a tensor, with small numbers for those without a meaning. */
 void dlx_normalize_strides(const DLTensor* tensor, int64_t* out);
 
-/* Elements in all, of a validated tensor. */
+/* Of a validated tensor: elements in all, bytes of them without gaps, and DLX_LAYOUT_* (0 =
+ * contiguous). */
 int64_t dlx_size(const DLTensor* tensor);
-
-/* Bytes from one element to the next; 0 if elements are packed below a byte. */
-int64_t dlx_itemsize(DLDataType dtype, uint64_t flags);
-
-/* Bytes of all elements of a validated tensor, without gaps. */
 int64_t dlx_nbytes(const DLTensor* tensor, uint64_t flags);
+uint32_t dlx_layout(const DLTensor* tensor);
 
 /* The byte range [low, high) of the elements of a validated tensor, counted from the first element
  * (low <= 0). */
 void dlx_extent(const DLTensor* tensor, uint64_t flags, int64_t* low, int64_t* high);
 
+/* Bytes from one element to the next; 0 if elements are packed below a byte. */
+int64_t dlx_itemsize(DLDataType dtype, uint64_t flags);
+
 /* Write row-major strides (elements) for a shape. */
 void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides);
 
-/* DLX_LAYOUT_* of a validated tensor; 0 = contiguous. */
-uint32_t dlx_layout(const DLTensor* tensor);
-
-/* 1 if `data` is an address on such a device, 0 if it is an opaque handle. */
+/* 1 if `data` is an address on such a device, and no opaque handle; if the host may read the memory
+ * without asking a device first; if the memory has streams that dlx can order. */
 int dlx_data_is_address(int32_t device_type);
-
-/* 1 if the host may read the memory without asking a device first. */
 int dlx_host_readable(int32_t device_type);
-
-/* 1 for device memory whose streams dlx can order. */
 int dlx_is_cuda(DLDevice device);
 
 /* ---- managed.c: tensors with an owner, released exactly once --------------------------------- */
@@ -102,12 +95,11 @@ typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
  * strides written out, odd ones (dlx_has_odd_strides) normalized, and the byte offset is added to
- * `data` if that is an address. Owns: the result calls release(owner) once, when it and all that
- * share it are gone. Errors: as dlx_validate, DLX_E_MEMORY. */
+ * `data` if that is an address. dlx_managed_trust does not check again what dlx_is_plain has. Owns:
+ * the result calls release(owner) once, when it and all that share it are gone. Errors: as
+ * dlx_validate, DLX_E_MEMORY. */
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out);
-
-/* The same for a tensor that dlx_is_plain holds of, without a second check. */
 int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                       DLManagedTensorVersioned** out);
 
@@ -127,12 +119,10 @@ int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out);
 
-/* Give a tensor of ours, which no other thread has, another owner; NULL and NULL = none. Owns: the
- * owner of before is the caller's again. */
+/* Give a tensor of ours, which no other thread has, another owner (NULL and NULL = none); return
+ * its owner, borrowed, if `release` is what releases it (NULL = whatever does), else NULL. Owns:
+ * the owner of before is the caller's again. */
 void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release);
-
-/* The owner of `made` (one of ours), borrowed, if `release` is what releases it (NULL = whatever
- * does); else NULL. */
 void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release release);
 
 /* 1 if a managed tensor is one of ours, and the caller's count on it the only one. */
@@ -147,8 +137,9 @@ void dlx_managed_hold(DLManagedTensorVersioned* made);
  * the struct, and nothing else. */
 void dlx_managed_abandon(DLManagedTensorVersioned* made);
 
-/* Call the deleter, if there is one. Owns: gives up the caller's count. */
-void dlx_managed_release(DLManagedTensorVersioned* managed);
+/* Call the deleter of a DLManagedTensorVersioned, if there is one; it is a dlx_release. Owns: gives
+ * up the caller's count. */
+void dlx_managed_release(void* managed);
 
 /* A deleter for the conformance kit: adds 1 to the uint64_t at manager_ctx, from any thread, and
  * frees nothing. */
@@ -161,7 +152,7 @@ int64_t dlx_live(void);
 
 /* As dlx_managed_adopt, dlx_managed_release and dlx_count_managed, for the legacy struct. */
 int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out);
-void dlx_legacy_release(DLManagedTensor* managed);
+void dlx_legacy_release(void* managed);
 void dlx_count_legacy(DLManagedTensor* self);
 
 /* Wrap one of ours in the legacy struct, which has no read-only flag. Owns: the result owns `made`.
@@ -238,10 +229,6 @@ int64_t dlx_natural_alignment(DLDataType dtype);
 typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
 
 /* ---- copy.c: strided copies on the host ------------------------------------------------------ */
-
-/* DLX_OK if both lie in host memory and have the same shape and dtype. Errors: DLX_E_DEVICE
- * _MISMATCH. */
-int dlx_alike(const DLTensor* from, const DLTensor* to);
 
 /* Copy every element of `from` to the same index of `to`: same shape, dtype and flags, no overlap.
  * Errors: DLX_E_DEVICE _MISMATCH _PACKED. */

@@ -20,12 +20,13 @@ enum { DLX_STREAM_LEGACY = 1, DLX_STREAM_PER_THREAD = 2, DLX_MAX_DEVICES = 64 };
 
 /* ---- cuda/driver.c: finding the driver, contexts, errors ------------------------------------- */
 
-/* Load the driver and initialise it, once. Errors: DLX_E_NO_DRIVER, DLX_E_FORKED, DLX_E_DRIVER. */
+/* Load the driver and initialise it, once. Errors: DLX_E_NO_DRIVER, DLX_E_FORKED, DLX_E_DRIVER. The
+ * others load nothing, and return 1 if that was done in this process, and the driver may still be
+ * called (not in a forked child, nor while the process ends); if a device's context exists, too, so
+ * that no call waits for its creation. */
 int dlx_cuda_load(void);
-
-/* 1 if the driver was loaded in this process and may still be called: not in a forked child, nor
- * while the process ends. Loads nothing. */
 int dlx_cuda_loaded(void);
+int dlx_cuda_entered(int32_t device_id);
 
 /* What went wrong in the last call of this thread that failed. Owns: valid until the next failure.
  */
@@ -42,9 +43,6 @@ int dlx_cuda_where(const void* address, DLDevice* device);
 /* Push a device's primary context on this thread, and pop it again; after a failure pop nothing. */
 int dlx_cuda_push(int32_t device_id);
 void dlx_cuda_pop(void);
-
-/* 1 if the device's context exists, so that no call waits for its creation. Loads nothing. */
-int dlx_cuda_entered(int32_t device_id);
 
 /* ---- cuda/order.c: streams, readiness events, release behind a stream ------------------------ */
 
@@ -73,40 +71,35 @@ typedef struct dlx_ready dlx_ready;
 
 /* Make one for what is on a stream now; if the stream captures, the stream itself is the event.
  * `keep` keeps a stream that can die alive; without it the handle is used in this call only (or,
- * while capturing, trusted). Owns: `out` is the caller's and releases `keep`. Errors: DLX_E_MEMORY,
- * too. */
+ * while capturing, trusted). dlx_ready_later is one for all that will be on dlx's own stream when
+ * it is waited for; all of a device are alike, and dlx_ready_own_device is the device of such a
+ * one, -1 for others. Owns: `out` is the caller's and releases `keep`. Errors: DLX_E_MEMORY, too.
+ */
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
                   dlx_ready** out);
-
-/* The same for all that will be on dlx's own stream when it is waited for. */
 int dlx_ready_later(int32_t device_id, dlx_ready** out);
-
-/* The device of a dlx_ready_later, -1 for others: all of a device are alike. */
 int32_t dlx_ready_own_device(const dlx_ready* ready);
 
 /* Take, and give up, one count. */
 dlx_ready* dlx_ready_hold(dlx_ready* ready);
 void dlx_ready_drop(dlx_ready* ready);
 
-/* Make a stream wait for it; nothing is called if the event is on that very stream. Errors: as
- * dlx_cuda_order. */
+/* Make a stream, or the host, wait for it; nothing is called if the event is on that very stream.
+ * Errors: as dlx_cuda_order. */
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream);
+int dlx_ready_synchronize(dlx_ready* ready);
 
 /* Make the event's stream wait for what is on another stream now, before it may write to the memory
  * again. If the event's stream may be gone, the host waits. Errors: as dlx_cuda_order. */
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 
-/* Wait for it on the host. Errors: as dlx_cuda_order. */
-int dlx_ready_synchronize(dlx_ready* ready);
-
 /* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, releases the real
- * one once the device is done with what is on the stream then. `keep` keeps the stream alive; if it
- * is NULL and the stream is a created one, the legacy stream stands in for it. The first call for a
- * device makes its context. Owns: `out` owns both. Errors: DLX_E_MEMORY, too. */
+ * one once the device is done with what is on the stream then, from any thread, without waiting; in
+ * a forked child that is left alone. `keep` keeps the stream alive; if it is NULL and the stream is
+ * a created one, the legacy stream stands in for it. The first call for a device makes its context.
+ * Owns: `out` owns both. Errors: DLX_E_MEMORY, too. */
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out);
-
-/* Owns: gives up a use. From any thread; never waits. In a forked child the owner is left alone. */
 void dlx_use_release(void* use);
 
 /* Release all owners whose device work is done, and return how many still wait. Loads nothing; the
@@ -152,29 +145,24 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
 /* Fill `handle`, or `fd`, for such an allocation. Owns: the caller owns the descriptor. */
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd);
 
-/* Open memory that another process has exported. `size` is what that one said, and becomes what the
- * driver says; by a descriptor the driver maps so much, or fails. Owns: the caller releases `owner`
- * by dlx_ipc_release, and keeps the descriptor. Errors: DLX_E_MEMORY, too. */
+/* Open memory that another process has exported, or make some that others can open, uninitialised.
+ * `size` is what the other one said, and becomes what the driver says; by a descriptor the driver
+ * maps so much, or fails. Owns: the caller releases `owner` by dlx_ipc_release, which calls nothing
+ * in a forked child, nor while the process ends, and keeps the descriptor. Errors: DLX_E_MEMORY,
+ * too. */
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address);
-
-/* Fresh, uninitialised device memory that other processes can open. Owns, Errors: as dlx_ipc_open.
- */
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address);
-
-/* Owns: gives up `owner`. Calls nothing in a forked child, nor while the process ends. */
 void dlx_ipc_release(void* owner);
 
 /* Take a descriptor of another process, by pidfd_getfd. Owns: the caller owns it. Errors:
  * DLX_E_DRIVER with errno. */
 int dlx_ipc_take(int32_t pid, int32_t fd, int* taken);
 
-/* Record an event for other processes on a stream. Owns: the caller drops `event` after the others
- * have waited for it. */
+/* Record an event for other processes on a stream; make dlx's own stream wait for one of another
+ * process. Owns: the caller drops `event` after the others have waited for it. */
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event);
 void dlx_ipc_event_drop(int32_t device_id, void* event);
-
-/* Make dlx's own stream wait for such an event of another process. */
 int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle);
 
 #ifdef __cplusplus

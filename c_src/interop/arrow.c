@@ -23,7 +23,6 @@ static void drop(dlx_arrow* data) {
   py_pending_restore(pending);
 }
 
-/* Errors: NULL with an exception. */
 static void* pointer_of(PyObject* capsule, const char* name) {
   if (PyCapsule_IsValid(capsule, name)) return PyCapsule_GetPointer(capsule, name);
   if (PyCapsule_CheckExact(capsule)) {
@@ -35,13 +34,13 @@ static void* pointer_of(PyObject* capsule, const char* name) {
                   Py_TYPE(capsule)->tp_name);
 }
 
-/* 0 for DLX_OK. Errors: -1 with an exception. */
+/* 0 for DLX_OK. */
 static int check_moved(int status) {
   if (status != DLX_E_CONSUMED) return py_check(status);
   return py_raise(status, "this Arrow capsule was used before"), -1;
 }
 
-/* Move a pair of capsules. Errors: -1 with an exception. */
+/* Move a pair of capsules. */
 static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
     py_raise(DLX_E_ARROW, "expected a pair of Arrow capsules, found %.200s",
@@ -64,7 +63,7 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   return check_moved(status);
 }
 
-/* Move a stream, read it to its end and release it. Errors: -1 with an exception. */
+/* Move a stream, read it to its end and release it. */
 static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   char why[512];
   int status;
@@ -81,15 +80,14 @@ static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   }
   PY_UNLOCKED()
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_read(data, &stream);
-    dlx_arrow_end(&stream, status, why, sizeof why);
+    status = dlx_arrow_read(data, &stream, why, sizeof why);
   Py_END_ALLOW_THREADS
   if (status != DLX_E_ARROW) return check_moved(status);
   return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why"), -1;
 }
 
 /* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
- * runs Python. Errors: NULL with an exception. */
+ * runs Python. */
 static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
   PyObject* given = PyObject_CallMethodNoArgs(obj, method);
   if (given == NULL) return NULL;
@@ -109,7 +107,6 @@ static void destroy_data(PyObject* capsule) {
   drop(PyCapsule_GetPointer(capsule, k_data));
 }
 
-/* Errors: NULL with an exception. */
 static PyObject* open_by(PyObject* obj, PyObject* method) {
   static const struct {
     const char *method, *name;
@@ -128,16 +125,14 @@ static PyObject* open_by(PyObject* obj, PyObject* method) {
   return capsule;
 }
 
-PY_DOC(arrow_open, "(obj, method, /)",
-       "Return all that one of an object's __arrow_c_*__ methods gives.");
+PY_DOC(arrow_open, "Return all that one of an object's __arrow_c_*__ methods gives.");
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   return py_args("arrow_open", nargs, 2, 2) ? open_by(args[0], args[1]) : NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
 
-/* Read the bytes at *text behind their length, and move *text behind them. Errors: NULL with an
- * exception. */
+/* Read the bytes at *text behind their length, and move *text behind them. */
 static PyObject* read_bytes(const char** text) {
   int32_t size;
   memcpy(&size, *text, sizeof size);
@@ -148,7 +143,6 @@ static PyObject* read_bytes(const char** text) {
   return PyBytes_FromStringAndSize(bytes, size);
 }
 
-/* Errors: NULL with an exception. */
 static PyObject* metadata_of(const char* text) {
   PyObject* found = PyDict_New();
   int32_t n = 0;
@@ -170,7 +164,6 @@ static PyObject* decode(const char* text) {
 
 static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known);
 
-/* Errors: NULL with an exception. */
 static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject* known) {
   if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
       (schema->n_children > 0 && schema->children == NULL))
@@ -211,8 +204,7 @@ static dlx_arrow* data_of(PyObject* capsule) {
   return PyCapsule_GetPointer(capsule, k_data);
 }
 
-PY_DOC(arrow_schema, "(data, /)",
-       "Return (format, name, metadata, has a dictionary, types of the children).");
+PY_DOC(arrow_schema, "Return (format, name, metadata, has a dictionary, types of the children).");
 static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
   dlx_arrow* data = data_of(capsule);
   PyObject* known = data ? PyDict_New() : NULL;
@@ -230,7 +222,6 @@ typedef struct {
   dlx_arrow_column found;
 } column;
 
-/* Errors: -1 with an exception. */
 static int look(column* c) {
   dlx_arrow_fault fault;
   int status;
@@ -243,7 +234,7 @@ static int look(column* c) {
          -1;
 }
 
-/* Look at the column that arguments name. Errors: -1 with an exception. */
+/* Look at the column that arguments name. */
 static int named_column(PyObject* data, PyObject* number, column* c) {
   if ((c->data = data_of(data)) == NULL) return -1;
   c->number = PyLong_AsLongLong(number);
@@ -251,7 +242,7 @@ static int named_column(PyObject* data, PyObject* number, column* c) {
   return look(c);
 }
 
-PY_DOC(arrow_column, "(data, number, /)",
+PY_DOC(arrow_column,
        "Return (dtype or None, shape, device, nulls, chunks, are bools packed, address) of a "
        "column or the whole (-1); without a dtype the shape is the first extent.");
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
@@ -330,24 +321,14 @@ static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
   return status;
 }
 
-/* The same as a dlx.Tensor. Errors: NULL with an exception. */
+/* The same as a dlx.Tensor. */
 static PyObject* make_tensor(const column* c, int copies) {
   DLManagedTensorVersioned* made;
   int status = make(c, copies, &made);
   return py_tensor_result(status, made);
 }
 
-/* Make readers of device memory wait for its event, or for the copy. Errors: -1 with an exception.
- */
-static int follow(const column* c, TensorObject* tensor, int copies) {
-  DLDevice device = c->found.device;
-  void* event = copies ? NULL : dlx_arrow_event(c->data);
-  if (event && py_check(dlx_cuda_wait_event(device.device_id, *(void**)event)) < 0) return -1;
-  int is_later = event || (copies && is_gathered_on_device(&c->found));
-  return is_later ? py_cuda_ready_here(tensor, device.device_id) : 0;
-}
-
-PY_DOC(arrow_tensor, "(data, number, copies, /)",
+PY_DOC(arrow_tensor,
        "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only, "
        "or of a copy on its device.");
 static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
@@ -360,7 +341,13 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
                     "it is ready at an event of device (%d, %d), for which dlx cannot wait",
                     c.found.device.device_type, c.found.device.device_id);
   PyObject* tensor = make_tensor(&c, copies);
-  if (tensor && follow(&c, (TensorObject*)tensor, copies) < 0) Py_CLEAR(tensor);
+  if (tensor == NULL) return NULL;
+  /* Readers of device memory wait for its event, or for the copy. */
+  void* event = copies ? NULL : dlx_arrow_event(c.data);
+  int32_t device_id = c.found.device.device_id;
+  if ((event && py_check(dlx_cuda_wait_event(device_id, *(void**)event)) < 0) ||
+      ((event || (copies && may_wait)) && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0))
+    Py_CLEAR(tensor);
   return tensor;
 }
 
@@ -379,7 +366,7 @@ static int is_plain(const column* c) {
 }
 
 /* Look at all that __arrow_c_stream__ gives, or else __arrow_c_array__, which joins chunks silently
- * in some libraries. Owns: the caller owns c->data. Errors: -1 with an exception. */
+ * in some libraries. Owns: the caller owns c->data. */
 static int take_whole(PyObject* obj, column* c) {
   int has_stream = _PyType_Lookup(Py_TYPE(obj), py_name_arrow_stream) != NULL;
   c->number = DLX_ARROW_WHOLE;
@@ -391,9 +378,7 @@ static int take_whole(PyObject* obj, column* c) {
   return failed;
 }
 
-/* Export plain numbers that can be shared. Owns: the caller owns *out. Errors: -1 with an
- * exception.
- */
+/* Export plain numbers that can be shared. Owns: the caller owns *out. */
 static int export(void* obj, DLManagedTensorVersioned** out) {
   column c;
   if (take_whole(obj, &c) < 0) return -1;
@@ -410,7 +395,7 @@ static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
   return 0;
 }
 
-PY_DOC(arrow_exchange, "(by_dlpack=False, /)",
+PY_DOC(arrow_exchange,
        "Return an exchange table that only exports, by an object's __arrow_c_array__ or "
        "__arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type has that.");
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
@@ -424,7 +409,7 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
 }
 
-PY_DOC(arrow_joined, "(obj, /)",
+PY_DOC(arrow_joined,
        "Copy plain numbers of the host that cannot be shared into a new dlx.Tensor; None for all "
        "else.");
 static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
@@ -460,7 +445,7 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   return 1;
 }
 
-PY_DOC(arrow_columns, "(method, obj, joins, /)",
+PY_DOC(arrow_columns,
        "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives if that is a host "
        "table of numbers without nulls; else (None, data), or (None, the error). joins: columns "
        "may be copied.");

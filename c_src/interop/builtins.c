@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-/* Errors: -1 with an exception. */
 static int read_numbers(PyObject* sequence, int64_t* out, Py_ssize_t n, const char* what) {
   PyObject* fast = PySequence_Tuple(sequence); /* a copy: reading a number may run Python */
   if (fast == NULL) return -1;
@@ -44,7 +43,7 @@ int py_read_device(PyObject* pair, DLDevice* out) {
   return 0;
 }
 
-PY_DOC(tensor_new, "(address, shape, strides, dtype, device, flags, owner)",
+PY_DOC(tensor_new,
        "Make a dlx.Tensor over memory that `owner` keeps alive; strides in elements, or None.");
 static PyObject* tensor_new(PyObject* module, PyObject* args) {
   PyObject *address, *shape, *strides, *dtype, *device, *owner;
@@ -74,7 +73,7 @@ static PyObject* tensor_new(PyObject* module, PyObject* args) {
   return py_tensor_result(status, made);
 }
 
-PY_DOC(tensor_view, "(tensor, dtype, device, flags, owner)",
+PY_DOC(tensor_view,
        "Make a further dlx.Tensor over the same memory. dtype, device and flags are the tensor's "
        "own if None; the view also keeps `owner` alive unless that is None.");
 static PyObject* tensor_view(PyObject* module, PyObject* args) {
@@ -144,18 +143,20 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-PY_DOC(tensor_copy, "(tensor, keep_order, /)",
-       "Copy into fresh, writable host memory, row-major or in the order of dimensions.");
+PY_DOC(tensor_copy,
+       "Copy into fresh, writable host memory, row-major or in the order of dimensions; device "
+       "memory on a stream that waits for it already.");
 static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
-      py_args("tensor_copy", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
+      py_args("tensor_copy", nargs, 2, 3) ? py_tensor_managed(args[0]) : NULL;
   int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
-  if (keep_order < 0) return NULL;
-  m = py_managed_copy(m, keep_order, 0);
+  uint64_t stream = nargs == 3 ? PyLong_AsUnsignedLongLong(args[2]) : 0;
+  if (keep_order < 0 || PyErr_Occurred()) return NULL;
+  m = py_managed_copy(m, keep_order, stream);
   return m ? py_tensor_wrap(m) : NULL;
 }
 
-/* Owns: the list keeps the tensors. Errors: NULL with an exception. */
+/* Owns: the list keeps the tensors. */
 static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
   DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
   if (rows == NULL) return (DLManagedTensorVersioned**)PyErr_NoMemory();
@@ -215,7 +216,7 @@ static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
   return status;
 }
 
-PY_DOC(tensor_stack, "(tensors, capabilities=0, /)",
+PY_DOC(tensor_stack,
        "Stack a list of tensors that no other thread knows into a new one. Return the number of "
        "the first that differs in shape, dtype or device, or None if the dlx_capabilities at an "
        "address do not take the result.");
@@ -247,8 +248,7 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   return py_raise(status, NULL);
 }
 
-PY_DOC(tensor_repack, "(tensor, /)",
-       "Copy packed elements of less than a byte to a byte each, or the other way.");
+PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or the other way.");
 static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   DLManagedTensorVersioned *from = py_tensor_managed(tensor), *made;
   if (from == NULL) return NULL;
@@ -263,8 +263,7 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   return py_raise(status, NULL);
 }
 
-PY_DOC(tensor_check, "(tensor, capabilities, /)",
-       "Return DLX_INCOMPATIBLE_* for the dlx_capabilities at an address.");
+PY_DOC(tensor_check, "Return DLX_INCOMPATIBLE_* for the dlx_capabilities at an address.");
 static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
       py_args("tensor_check", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
@@ -276,7 +275,7 @@ static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_
   return PyLong_FromUnsignedLong(dlx_check(&m->dl_tensor, m->flags, consumer));
 }
 
-PY_DOC(buffer_address, "(view, /)", "Return the address of a memoryview's first element.");
+PY_DOC(buffer_address, "Return the address of a memoryview's first element.");
 static PyObject* buffer_address(PyObject* module, PyObject* view) {
   if (!PyMemoryView_Check(view))
     return PyErr_Format(PyExc_TypeError, "buffer_address takes a memoryview");
@@ -323,7 +322,7 @@ static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
   return status;
 }
 
-PY_DOC(managed_adopt, "(address, legacy, borrow, keep)",
+PY_DOC(managed_adopt,
        "Make a dlx.Tensor from a managed tensor at an address, which it owes the deleter unless "
        "borrowed; `keep` lives until that has run.");
 static PyObject* managed_adopt(PyObject* module, PyObject* args) {
@@ -347,15 +346,14 @@ static PyObject* managed_adopt(PyObject* module, PyObject* args) {
                   found->minor);
 }
 
-PY_DOC(tensor_address, "(tensor, /)",
+PY_DOC(tensor_address,
        "Return the address of a dlx.Tensor's DLTensor, which lives as long as the tensor.");
 static PyObject* tensor_address(PyObject* module, PyObject* tensor) {
   DLManagedTensorVersioned* made = py_tensor_managed(tensor);
   return made ? PyLong_FromVoidPtr(&made->dl_tensor) : NULL;
 }
 
-PY_DOC(tensor_empty, "(like, /)",
-       "Make a dlx.Tensor over fresh host memory for the DLTensor at an address.");
+PY_DOC(tensor_empty, "Make a dlx.Tensor over fresh host memory for the DLTensor at an address.");
 static PyObject* tensor_empty(PyObject* module, PyObject* address) {
   const DLTensor* like = PyLong_AsVoidPtr(address);
   if (like == NULL) {

@@ -45,8 +45,7 @@ PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
   return capsule;
 }
 
-PY_DOC(capsule_state, "(obj, /)",
-       "Return 'versioned', 'legacy', 'used', or None if obj is no DLPack capsule.");
+PY_DOC(capsule_state, "Return 'versioned', 'legacy', 'used', or None if obj is no DLPack capsule.");
 static PyObject* capsule_state(PyObject* module, PyObject* obj) {
   int legacy;
   if (is_named(obj, fresh_name, &legacy))
@@ -102,7 +101,7 @@ static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
 
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
  * between taking the pointer and the new name there is C only. */
-PY_DOC(capsule_claim, "(capsule, tensor=None, /)",
+PY_DOC(capsule_claim,
        "Take ownership of a capsule's managed tensor and mark the capsule used; `tensor`, whose "
        "holder can undo this at any time, or a new one becomes the owner.");
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
@@ -169,7 +168,7 @@ int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
   return *out ? 0 : -1;
 }
 
-PY_DOC(capsule_peek, "(capsule, /)",
+PY_DOC(capsule_peek,
        "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
 static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   TensorObject* tensor = py_tensor_alloc();
@@ -201,13 +200,20 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
 /* Other threads may read the tensor, so it goes on owning what the producer made, and the capsule
  * gets a count on it. The producer's destructor might take the pointer for its own kind: ours
  * replaces it, and it runs now, as for any used capsule. It may run Python, which may restore or
- * claim the capsule. Errors: 0 = the capsule is used as before. */
-static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
+ * claim the capsule. */
+PY_DOC(capsule_restore,
+       "Undo capsule_claim: give the capsule its name back, and a count on the tensor. Return "
+       "whether that was possible.");
+static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  DLManagedTensorVersioned* made =
+      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
+  if (made == NULL) return NULL;
+  PyObject* capsule = args[0];
   int legacy, is_back = 0;
-  if (!is_named(capsule, used_name, &legacy)) return 0;
+  if (!is_named(capsule, used_name, &legacy)) Py_RETURN_FALSE;
   const char* used = used_name[legacy];
   void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
-  if (made != claimed && dlx_managed_owner(made, NULL) != claimed) return 0;
+  if (made != claimed && dlx_managed_owner(made, NULL) != claimed) Py_RETURN_FALSE;
   dlx_managed_hold(made);
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
   PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
@@ -226,17 +232,7 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
   }
   PY_UNLOCKED()
   if (!is_back) dlx_managed_release(made);
-  return is_back;
-}
-
-PY_DOC(capsule_restore, "(capsule, tensor, /)",
-       "Undo capsule_claim: give the capsule its name back, and a count on the tensor. Return "
-       "whether that was possible.");
-static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  DLManagedTensorVersioned* made =
-      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
-  if (made == NULL) return NULL;
-  return PyBool_FromLong(restore(args[0], made));
+  return PyBool_FromLong(is_back);
 }
 
 PyMethodDef py_capsule_functions[] = {PY_ONE(capsule_state), PY_FASTCALL(capsule_claim),

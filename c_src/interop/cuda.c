@@ -5,8 +5,7 @@
 
 #define UNORDERED UINT64_MAX
 
-/* Read __dlpack__'s stream; None is the legacy stream, as the array API standard says. Errors: -1
- * with an exception. */
+/* Read __dlpack__'s stream; None is the legacy stream, as the array API standard says. */
 static int read_stream(PyObject* value, uint64_t* stream) {
   *stream = DLX_STREAM_LEGACY;
   if (value == Py_None) return 0;
@@ -24,7 +23,7 @@ static int read_stream(PyObject* value, uint64_t* stream) {
   return 0;
 }
 
-/* Make a stream wait for a tensor's memory, or the host: stream 0. Errors: -1 with an exception. */
+/* Make a stream wait for a tensor's memory, or the host: stream 0. */
 static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) {
   dlx_ready* ready = py_tensor_ready(tensor);
   if (ready == NULL) return 0;
@@ -47,20 +46,18 @@ int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   return py_check(status);
 }
 
-static void release_share(void* made) {
-  dlx_managed_release(made);
-}
-
 DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
                                              uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
   int status;
   if (dlx_cuda_entered(device_id)) {
-    status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+    status =
+        dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
   } else {
     Py_BEGIN_ALLOW_THREADS /* the first time makes the context */
-      status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+      status =
+          dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
     Py_END_ALLOW_THREADS
   }
   if (status == DLX_OK) {
@@ -120,21 +117,15 @@ failed:
   return NULL;
 }
 
-/* Copy to the host on dlx's own stream, which waits for the memory first if `waits`. Owns: the
- * caller owns the result. Errors: NULL with an exception. */
-static DLManagedTensorVersioned* fetch(TensorObject* tensor, int keep_order, int waits) {
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   uint64_t stream;
   DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor);
   if (from == NULL) return NULL;
   int32_t device_id = from->dl_tensor.device.device_id;
-  if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
-  if (waits && wait_ready(tensor, device_id, stream) < 0) return NULL;
+  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
+    return NULL;
   from = py_tensor_managed((PyObject*)tensor); /* it may be another one: the GIL was released */
-  return from ? py_managed_copy(from, keep_order, stream) : NULL;
-}
-
-DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
-  return fetch(tensor, 1, 1);
+  return from ? py_managed_copy(from, 1, stream) : NULL;
 }
 
 /* Put a further count of a tensor's memory behind dlx's own stream, whose kernels may outlive the
@@ -217,7 +208,6 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
 
 /* ---- builtins -------------------------------------------------------------------------------- */
 
-/* Errors: NULL with an exception. */
 static TensorObject* same_memory(PyObject* tensor) {
   DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
   if (base == NULL) return NULL;
@@ -225,7 +215,7 @@ static TensorObject* same_memory(PyObject* tensor) {
   return (TensorObject*)py_tensor_result(status, made);
 }
 
-PY_DOC(ready_new, "(device_id, stream, keep)",
+PY_DOC(ready_new,
        "Return the address of a dlx_ready for what is on a stream now, which `keep` (or None) "
        "keeps alive; the caller owes it dlx_ready_drop.");
 static PyObject* ready_new(PyObject* module, PyObject* args) {
@@ -243,7 +233,7 @@ static PyObject* ready_new(PyObject* module, PyObject* args) {
   return py_raise(status, NULL);
 }
 
-PY_DOC(tensor_when, "(tensor, ready, /)",
+PY_DOC(tensor_when,
        "Make a further dlx.Tensor that is ready with the dlx_ready at an address, 0 = now.");
 static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
@@ -254,14 +244,14 @@ static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t
   return (PyObject*)view;
 }
 
-PY_DOC(tensor_readiness, "(tensor, /)",
+PY_DOC(tensor_readiness,
        "Return the address of a tensor's dlx_ready, to which dlx_ready_drop is owed, or 0.");
 static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
   if (py_tensor_managed(tensor) == NULL) return NULL;
   return PyLong_FromVoidPtr(py_tensor_ready((TensorObject*)tensor));
 }
 
-PY_DOC(tensor_behind, "(tensor, device_id, stream, keep)",
+PY_DOC(tensor_behind,
        "Make a further dlx.Tensor for a consumer whose stream (-1 = none) waits already, and is "
        "kept alive by `keep` (or None): the memory is released behind that.");
 static PyObject* tensor_behind(PyObject* module, PyObject* args) {
@@ -281,7 +271,7 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   return (PyObject*)view;
 }
 
-PY_DOC(tensor_on_device, "(like, keep_order, device_id)",
+PY_DOC(tensor_on_device,
        "Make a dlx.Tensor over fresh device memory like another, ready on dlx's own stream.");
 static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   PyObject* like;
@@ -300,18 +290,7 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   return tensor;
 }
 
-PY_DOC(tensor_fetch, "(tensor, keep_order)",
-       "Copy device memory to the host on dlx's own stream, which waits for it already.");
-static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
-  PyObject* tensor;
-  int keep_order;
-  if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
-  DLManagedTensorVersioned* fresh = fetch((TensorObject*)tensor, keep_order, 0);
-  return fresh ? py_tensor_wrap(fresh) : NULL;
-}
-
-PY_DOC(tensor_transfer, "(source, target, stream, wait)",
-       "Copy every element, as dlx_cuda_transfer says.");
+PY_DOC(tensor_transfer, "Copy every element, as dlx_cuda_transfer says.");
 static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
   PyObject *source, *target;
   unsigned long long stream;
@@ -333,8 +312,11 @@ static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_cuda_functions[] = {
-    PY_VARARGS(ready_new),        PY_FASTCALL(tensor_when),
-    PY_ONE(tensor_readiness),     PY_VARARGS(tensor_behind),
-    PY_VARARGS(tensor_on_device), PY_VARARGS(tensor_fetch),
-    PY_VARARGS(tensor_transfer),  PY_END,
+    PY_VARARGS(ready_new),
+    PY_FASTCALL(tensor_when),
+    PY_ONE(tensor_readiness),
+    PY_VARARGS(tensor_behind),
+    PY_VARARGS(tensor_on_device),
+    PY_VARARGS(tensor_transfer),
+    PY_END,
 };

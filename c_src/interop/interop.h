@@ -1,8 +1,8 @@
 #ifndef DLX_INTEROP_H_
 #define DLX_INTEROP_H_
 
-/* Capsules, tables, addresses, Arrow and CUDA memory of others. Everything here wants the GIL.
- * Errors: NULL or -1 with an exception, unless said otherwise. */
+/* Capsules, tables, addresses, Arrow and CUDA memory of others. Functions of this folder want the
+ * GIL, return new references, and fail with NULL or -1 and an exception, unless they say more. */
 
 #include "object/tensor.h"
 
@@ -62,10 +62,9 @@ DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
 /* Move the use of a tensor's memory to dlx's own stream of its device, permanently: the stream
- * waits for the memory, and readers of the tensor wait for the stream from now on. */
+ * waits for the memory, and readers of the tensor wait for the stream from now on.
+ * py_cuda_ready_here does that for a new tensor; nothing is recorded before a reader waits. */
 int py_cuda_to_own_stream(TensorObject* tensor);
-
-/* Let a new tensor be ready when dlx's own stream is; nothing is recorded before a reader waits. */
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
 
 /* dlx_cuda_work_stream, the first time without the GIL. */

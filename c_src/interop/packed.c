@@ -21,7 +21,7 @@ typedef struct {
   uint8_t ndim, flags, is_row_major, zero;
 } numbers;
 
-/* Read the first arguments. Owns: the caller releases m->numbers. Errors: -1 with an exception. */
+/* Read the first arguments. Owns: the caller releases m->numbers. */
 static int memory_of(PyObject* const* args, memory* m) {
   m->address = (uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
   if (!PyErr_Occurred()) m->size = PyLong_AsLongLong(args[1]);
@@ -37,7 +37,7 @@ static int memory_of(PyObject* const* args, memory* m) {
 }
 
 /* Make the tensor that the first of `left` bytes describe, and count those bytes. Owns: the result
- * holds the memory's owner. Errors: NULL with an exception. */
+ * holds the memory's owner. */
 static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize_t left,
                                              Py_ssize_t* used) {
   numbers n;
@@ -88,7 +88,7 @@ static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending_restore(pending);
 }
 
-/* Owns: the caller drops `all`. Errors: -1 with an exception. */
+/* Owns: the caller drops `all`. */
 static int make_all(const memory* m, tensors* all) {
   char* first = m->numbers.buf;
   Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
@@ -112,7 +112,7 @@ static PyObject* with(PyObject* list, PyObject* array) {
   return list;
 }
 
-PY_DOC(tensors_within, "(address, size, numbers, flags, owner, /)",
+PY_DOC(tensors_within,
        "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive. ValueError "
        "if `numbers` (a buffer of `numbers` structs) describe no tensor inside.");
 static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
@@ -148,7 +148,7 @@ static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors
   return list;
 }
 
-PY_DOC(arrays_within, "(address, size, numbers, flags, owner, fast_path, to, /)",
+PY_DOC(arrays_within,
        "Make a list of the target's arrays of what tensors_within takes. None if Python must do "
        "it, or say what fails.");
 static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
@@ -170,7 +170,7 @@ static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize
   Py_RETURN_NONE;
 }
 
-/* Owns: borrowed. Errors: NULL with an exception. */
+/* Owns: borrowed. */
 static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
   PyObject* tensor = PyList_GET_ITEM(list, i);
   if (Py_IS_TYPE(tensor, &py_tensor_type)) return py_tensor_managed(tensor);
@@ -178,7 +178,7 @@ static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
   return NULL;
 }
 
-PY_DOC(tensors_extents, "(tensors, /)",
+PY_DOC(tensors_extents,
        "Return a list of (first, end, is_dense) of the addresses of each tensor's elements.");
 static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   if (!PyList_CheckExact(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list");
@@ -196,8 +196,7 @@ static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   return found;
 }
 
-/* Write the strides in a tuple, or a tensor's own for None; return whether they are row-major.
- * Errors: -1 with an exception. */
+/* Write the strides in a tuple, or a tensor's own for None; return whether they are row-major. */
 static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
   int64_t compact[DLX_MAX_NDIM];
   size_t bytes = (size_t)t->ndim * sizeof *strides;
@@ -213,7 +212,7 @@ static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
   return memcmp(strides, compact, bytes) == 0;
 }
 
-PY_DOC(tensors_numbers, "(tensors, offsets, strides, /)",
+PY_DOC(tensors_numbers,
        "Return the numbers for tensors_within as bytes; strides of None are the tensor's own.");
 static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
   PyObject *tensors, *offsets, *strides;

@@ -33,7 +33,7 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
   return NULL;
 }
 
-/* The table of an object's own type. Errors: NULL with an exception. */
+/* The table of an object's own type. */
 static const DLPackExchangeAPI* table_of(PyObject* obj) {
   const DLPackExchangeAPI* table = py_exchange_find(Py_TYPE(obj));
   if (table == NULL && !PyErr_Occurred())
@@ -66,8 +66,7 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
   return py_check(status);
 }
 
-PY_DOC(exchange_export, "(obj, /)",
-       "Export an array by the managed slot of its type's exchange table.");
+PY_DOC(exchange_export, "Export an array by the managed slot of its type's exchange table.");
 static PyObject* exchange_export(PyObject* module, PyObject* obj) {
   DLManagedTensorVersioned* made;
   const DLPackExchangeAPI* table = table_of(obj);
@@ -78,7 +77,7 @@ static PyObject* exchange_export(PyObject* module, PyObject* obj) {
   return py_exchange_managed(table, obj, &made) == 0 ? py_tensor_wrap(made) : NULL;
 }
 
-PY_DOC(exchange_stream, "(obj, device_type, device_id, /)",
+PY_DOC(exchange_stream,
        "Return the handle of the current stream that an exchange table names, or 0.");
 static PyObject* exchange_stream(PyObject* module, PyObject* args) {
   PyObject* obj;

@@ -165,7 +165,7 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   return result;
 }
 
-PY_DOC(convert_slot, "(slots, fast, key, element, /)",
+PY_DOC(convert_slot,
        "Convert an element of a lazy view, and note it, by View._fast. None: Python must do it.");
 static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("convert_slot", nargs, 4, 4)) return NULL;
@@ -227,7 +227,7 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   return result;
 }
 
-/* len(self). Errors: -1 with an exception. */
+/* len(self). */
 static Py_ssize_t slots_size(PyObject* self) {
   SlotsObject* view = (SlotsObject*)self;
   Py_ssize_t size = atomic_load_explicit(&view->size, memory_order_relaxed) - 1;
@@ -383,7 +383,6 @@ static PyObject* slots_iter(PyObject* object) {
 
 /* ---- the type -------------------------------------------------------------------------------- */
 
-/* Errors: -1 with an exception. */
 static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
   SlotsObject* self = (SlotsObject*)object;
   PyObject *source, *handler, *scope, *path;
