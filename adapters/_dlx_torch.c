@@ -15,7 +15,6 @@
 #include <string.h>
 
 #include "dlx.h"
-#include "interop/tables.h"
 #include "base/extension.h"
 #include "base/threads.h"
 

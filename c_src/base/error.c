@@ -1,5 +1,3 @@
-/* How C raises the errors of dlx and forgets those that the Python path raises again. */
-
 #include "error.h"
 
 PyObject* py_raise(int status, const char* format, ...) {

@@ -1,7 +1,7 @@
 #ifndef DLX_ERROR_H_
 #define DLX_ERROR_H_
 
-/* How C raises the errors of dlx. cffi never reads this. Everything here wants the GIL. */
+/* How C raises the errors of dlx. Everything here wants the GIL. */
 
 #include "extension.h"
 #include "hooks.h"
@@ -16,8 +16,8 @@ PyObject* py_raise(int status, const char* format, ...);
 /* 0 for DLX_OK. Errors: -1 with the exception of the status. */
 int py_check(int status);
 
-/* The exception that is set, which is cleared as by py_error_forget. Owns: new reference. GIL:
- * needed. Errors: NULL with the exception still set. */
+/* Take the exception that is set, as py_error_forget clears it. Owns: new reference. Errors: NULL
+ * with the exception still set. */
 PyObject* py_error_take(void);
 
 #endif

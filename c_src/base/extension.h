@@ -1,23 +1,26 @@
 #ifndef DLX_EXTENSION_H_
 #define DLX_EXTENSION_H_
 
-/* What every extension of ours shares: rows of method tables, arguments, pending exceptions. cffi
- * never reads this. Everything here wants the GIL. */
+/* What our extensions share: rows of method tables, arguments, pending exceptions. Everything here
+ * wants the GIL. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <stdint.h>
+#include "dlx.h"
 
 /* Rows of a method table: the builtin `name`, documented by `name_doc`. */
 #define PY_NOARGS(name) {#name, name, METH_NOARGS, name##_doc}
 #define PY_ONE(name) {#name, name, METH_O, name##_doc}
 #define PY_VARARGS(name) {#name, name, METH_VARARGS, name##_doc}
 #define PY_FASTCALL(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
-/* The same of a method, under another name, that takes keywords. */
+/* The same under another name, with keywords. */
 #define PY_KEYWORDS(text, name) \
   {text, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc}
 #define PY_END {NULL, NULL, 0, NULL}
+
+/* The documentation of a builtin, which follows; dlx/_core/native.py has its signature. */
+#define PY_DOC(name, text) static const char name##_doc[] = text
 
 /* Whether a builtin got the right number of arguments. Errors: 0 with TypeError. */
 static inline int py_args(const char* name, Py_ssize_t n, Py_ssize_t least, Py_ssize_t most) {
@@ -39,15 +42,14 @@ static inline PyObject* py_tuple_of(const int64_t* numbers, Py_ssize_t n) {
   return tuple;
 }
 
-/* Whether an exception of a type may be replaced by another, or forgotten: an Exception that is no
- * MemoryError. */
+/* Whether an exception may be replaced or forgotten: an Exception, but no MemoryError. */
 static inline int py_error_may_go(PyObject* type) {
   return PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
          !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
 }
 
 /* Clear the exception that is set, if it may go: the Python path raises it again. Errors: -1 with
- * the exception still set; 0 = none is set now. */
+ * the exception still set. */
 static inline int py_error_forget(void) {
   PyObject* type = PyErr_Occurred();
   if (type && !py_error_may_go(type)) return -1;
@@ -55,7 +57,16 @@ static inline int py_error_forget(void) {
   return 0;
 }
 
-/* An exception that is set while foreign code may run is put aside and back again. */
+/* Find the table of our major version, whose layout is known, behind newer ones. GIL: not needed.
+ * Errors: NULL = there is none. */
+static inline const DLPackExchangeAPI* py_exchange_known(const DLPackExchangeAPIHeader* header) {
+  for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
+    if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
+  }
+  return NULL;
+}
+
+/* An exception, set aside while foreign code may run. */
 typedef struct {
   PyObject *type, *value, *traceback;
 } py_pending;
@@ -71,8 +82,8 @@ static inline void py_pending_restore(py_pending p) {
   PyErr_Restore(p.type, p.value, p.traceback);
 }
 
-/* Give up a reference whose object may run Python when it is freed, as capsules and owners do; a
- * pending exception is kept. Owns: takes the reference. */
+/* Give up a reference to an object that may run Python when it is freed; a pending exception is
+ * kept. */
 static inline void py_drop(void* object) {
   py_pending pending = py_pending_save();
   Py_DECREF((PyObject*)object);

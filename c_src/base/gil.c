@@ -6,18 +6,17 @@
 #include <pthread.h>
 #include <time.h>
 
-/* Python offers no step that both asks whether the interpreter lives and takes the GIL. A thread
- * that was told yes, and asks for the GIL only when finalization is under way, would touch an
- * interpreter that is being deleted: Python 3.14 even gives it the GIL. So the interpreter waits,
- * in Python's atexit, for the threads between the two. Each says in its own state that it is there:
- * torch releases without the GIL, and threads that did so would all write to one word. */
-static atomic_int unknown; /* how many threads without a state are between the two: no memory */
-static atomic_int closed;  /* whether no further thread may begin */
+/* Python has no step that both asks whether the interpreter lives and takes the GIL. A thread
+ * between the two would touch an interpreter that is being deleted (3.14 even gives it the GIL), so
+ * Python's atexit waits for such threads. Each says so in its own state, since threads of torch
+ * that release without the GIL would all write to one word. */
+static atomic_int unknown; /* threads between the two that have no state: no memory */
+static atomic_int closed;  /* no further thread may begin */
 
 int py_gil_take(PyGILState_STATE* state) {
   dlx_thread_state* own = dlx_state_of_thread();
   atomic_int* entering = own ? &own->entering : &unknown;
-  atomic_fetch_add(entering, 1); /* before `closed` is read, as close_gil does it the other way */
+  atomic_fetch_add(entering, 1); /* before `closed` is read; close_gil does the opposite */
 #if PY_VERSION_HEX >= 0x030D0000
   int is_going = Py_IsFinalizing();
 #else
@@ -25,7 +24,7 @@ int py_gil_take(PyGILState_STATE* state) {
 #endif
   int may_take = !atomic_load(&closed) && !is_going && Py_IsInitialized();
   if (may_take) *state = PyGILState_Ensure();
-  atomic_fetch_sub(entering, 1); /* from now on Python knows this thread, and stops it in time */
+  atomic_fetch_sub(entering, 1); /* from now on Python knows this thread */
   return may_take;
 }
 
@@ -45,8 +44,8 @@ static void watch_forks(void) {
   pthread_atfork(NULL, NULL, after_fork);
 }
 
-/* From now on nobody takes the GIL, and Python objects leak. What a thread runs that has it already
- * is not waited for: it may wait for this one. */
+/* From now on no thread takes the GIL, and Python objects leak. Threads that have it already are
+ * not waited for: they may wait for this one. */
 static PyObject* close_gil(PyObject* self, PyObject* unused) {
   const struct timespec pause = {.tv_nsec = 100000};
   atomic_store(&closed, 1);

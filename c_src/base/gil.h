@@ -14,7 +14,7 @@ static inline int py_holds_gil(void) {
 #elif PY_VERSION_HEX >= 0x030C0000
   return _PyThreadState_UncheckedGet() != NULL;
 #else
-  /* Before 3.12 "the current thread state" is that of whichever thread holds the GIL. */
+  /* Before 3.12 the current thread state is that of the thread that holds the GIL. */
   const PyThreadState* own = PyGILState_GetThisThreadState();
   if (own == NULL) return 0; /* a thread that Python has never seen */
   const PyThreadState* current = _PyThreadState_UncheckedGet();
@@ -24,12 +24,12 @@ static inline int py_holds_gil(void) {
 #endif
 }
 
-/* Take the GIL on a thread that does not hold it; PyGILState_Release gives it back. 0 where that is
- * not possible any more: there is no interpreter, or it is going. GIL: not held. Errors: none. */
+/* Take the GIL on a thread that does not hold it; PyGILState_Release releases it. Errors: 0
+ * = there is no interpreter any more, or it is going. */
 int py_gil_take(PyGILState_STATE* state);
 
-/* Let threads take the GIL until Python's atexit. Each library has a py_gil_open of its own to call
- * before the first py_gil_take. GIL: held. Errors: -1 with an exception. */
+/* Let threads take the GIL until Python's atexit; each library calls its own once. GIL: held.
+ * Errors: -1 with an exception. */
 int py_gil_open(void);
 
 #endif

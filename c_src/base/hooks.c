@@ -1,5 +1,3 @@
-/* Registration of what C needs of dlx's Python code, see hooks.h. */
-
 #include "hooks.h"
 #include "extension.h"
 
@@ -18,7 +16,7 @@ PyObject* py_hook(PyObject* hook, const char* name) {
   return hook;
 }
 
-/* Owns: keeps a reference to the value, for good. Errors: -1 with TypeError. */
+/* Owns: keeps the value for good. Errors: -1 with TypeError. */
 static int set_hook(PyObject* name, PyObject* value) {
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
     if (PyUnicode_CompareWithASCIIString(name, places[i].name) != 0) continue;
@@ -36,7 +34,7 @@ static int set_hook(PyObject* name, PyObject* value) {
 
 PyDoc_STRVAR(register_hooks_doc,
              "register(**hooks)\n--\n\n"
-             "Register what C calls and makes in Python, by name; see hooks.h.");
+             "Register the Python objects that C uses, by name; see hooks.h.");
 
 static PyObject* register_hooks(PyObject* module, PyObject* const* args, Py_ssize_t nargs,
                                 PyObject* names) {

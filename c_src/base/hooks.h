@@ -1,7 +1,7 @@
 #ifndef DLX_HOOKS_H_
 #define DLX_HOOKS_H_
 
-/* What C needs of dlx's Python code, which registers it. cffi never reads this. */
+/* The Python objects that C uses, which dlx/_core/native.py registers. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -30,8 +30,8 @@ typedef struct {
 /* NULL = not registered yet. */
 extern py_hooks_table py_hooks;
 
-/* A hook, which `name` of dlx.Tensor calls. Owns: borrowed. GIL: needed. Errors: NULL with
- * AttributeError: it is not registered. */
+/* A hook that `name` of dlx.Tensor needs. Owns: borrowed. GIL: needed. Errors: NULL with
+ * AttributeError. */
 PyObject* py_hook(PyObject* hook, const char* name);
 
 extern PyMethodDef py_hooks_functions[];

@@ -1,6 +1,5 @@
-/* The one bridge from cffi to CPython: dlx_bind adds one builtin to a module object, and that adds
- * those of the py_ files. They are ordinary builtins: the GIL held, real exceptions, real objects.
- */
+/* The one bridge from cffi to CPython: dlx_bind adds one builtin to a module, which adds all
+ * others. */
 
 #include "call/function.h"
 #include "convert/pairs.h"
@@ -12,13 +11,12 @@ int dlx_bind(uintptr_t module);
 PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
 
 static PyMethodDef* const builtins[] = {
-    py_hooks_functions,    py_capsule_functions,   py_buffer_functions, py_make_functions,
-    py_within_functions,   py_adopt_functions,     py_cuda_functions,   py_arrow_functions,
-    py_exchange_functions, py_view_functions,      py_pair_functions,   py_call_functions,
-    py_stream_functions,   py_arguments_functions,
+    py_hooks_functions,     py_capsule_functions, py_buffer_functions, py_make_functions,
+    py_within_functions,    py_cuda_functions,    py_arrow_functions,  py_exchange_functions,
+    py_view_functions,      py_pair_functions,    py_call_functions,   py_stream_functions,
+    py_arguments_functions,
 };
 
-/* The module as Python imports it. */
 #undef PyInit__ffi
 PyMODINIT_FUNC PyInit__ffi(void) {
   return py_without_gil(dlx_cffi_module());
@@ -26,8 +24,7 @@ PyMODINIT_FUNC PyInit__ffi(void) {
 
 PyDoc_STRVAR(bind_doc,
              "bind(module, /)\n--\n\n"
-             "Add every builtin and type to a module. Types and pairs exist once a "
-             "process:\nImportError in any interpreter but the first that did so.");
+             "Add every builtin and type to a module. ImportError in a second interpreter.");
 
 static PyObject* bind(PyObject* self, PyObject* module) {
   static int64_t first = -1; /* numbers of interpreters are never used again */
@@ -52,9 +49,8 @@ static PyObject* bind(PyObject* self, PyObject* module) {
   Py_RETURN_NONE;
 }
 
-/* Owns: borrows the module. GIL: taken (cffi released it). In which interpreter is not known here:
- * nothing is done but what is right in any. Errors: -1 with the exception printed, since cffi would
- * lose it. */
+/* GIL: taken (cffi released it), in an unknown interpreter: only what is right in any is done here.
+ * Errors: -1 with the exception printed, since cffi would lose it. */
 int dlx_bind(uintptr_t module) {
   static PyMethodDef functions[] = {{"bind", bind, METH_O, bind_doc}, {NULL, NULL, 0, NULL}};
   PyGILState_STATE state = PyGILState_Ensure();

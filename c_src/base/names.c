@@ -1,5 +1,3 @@
-/* The names of names.h, interned. */
-
 #include "names.h"
 #include "dlpack_abi.h"
 

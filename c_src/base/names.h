@@ -1,12 +1,11 @@
 #ifndef DLX_NAMES_H_
 #define DLX_NAMES_H_
 
-/* The names that C looks attributes, methods and keywords up by. cffi never reads this. */
+/* The names of attributes, methods and keywords, interned. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* Each is interned once, as py_name_... */
 #define PY_NAMES(NAME)                                   \
   NAME(array_interface, "__array_interface__")           \
   NAME(arrow_array, "__arrow_c_array__")                 \
@@ -40,10 +39,10 @@
 #define PY_NAME_DECLARED(name, text) extern PyObject* py_name_##name;
 PY_NAMES(PY_NAME_DECLARED)
 
-/* What a call __dlpack__(max_version=...) is made with: its keywords, and the newest version. */
+/* The keywords and the argument of __dlpack__(max_version=...). */
 extern PyObject *py_version_keywords, *py_version;
 
-/* Make them all. GIL: needed. Errors: -1 with an exception. */
+/* GIL: needed. Errors: -1 with an exception. */
 int py_names_init(void);
 
 #endif

@@ -1,9 +1,8 @@
 #ifndef DLX_THREADS_H_
 #define DLX_THREADS_H_
 
-/* What free-threaded builds of CPython need besides, where threads run Python side by side: "the
- * GIL is held" says there no more than that this thread is attached. In other builds all of this
- * is nothing, or what it was. docs/design.md says what is shared, and what protects it. */
+/* What free-threaded builds of CPython need, and functions that older ones lack. docs/design.md
+ * says what threads share, and what protects it. Everything here wants the GIL. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -21,8 +20,8 @@
 #define PY_THREAD_LOCAL
 #endif
 
-/* Whether somebody else holds an object, so that dropping a reference now frees nothing. Without
- * the GIL a thread knows that of objects of its own, from the references that it counts itself. */
+/* Whether another reference keeps an object. Without the GIL a thread knows that of its own objects
+ * only. */
 static inline int py_is_held(PyObject* object) {
 #ifdef Py_GIL_DISABLED
   return _Py_IsOwnedByCurrentThread(object) &&
@@ -32,8 +31,8 @@ static inline int py_is_held(PyObject* object) {
 #endif
 }
 
-/* dict[key] of an exact dict, and list[i], which may be changed meanwhile. Owns: new references.
- * Errors: NULL, for a key that is not there without an exception; for an index too. */
+/* dict[key] of an exact dict, and list[i], which other threads may change. Owns: new references.
+ * Errors: NULL; without an exception for a missing key or index. */
 static inline PyObject* py_dict_get(PyObject* dict, PyObject* key) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found;
@@ -54,8 +53,7 @@ static inline PyObject* py_list_get(PyObject* list, Py_ssize_t i) {
 #endif
 }
 
-/* An attribute that need not be there: NULL then. Owns: new reference. May run Python. Errors: -1
- * with an exception. */
+/* An attribute, or NULL if it is missing. Owns: new reference. Errors: -1 with an exception. */
 static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
 #if PY_VERSION_HEX >= 0x030D0000
   return PyObject_GetOptionalAttr(obj, name, out);
@@ -64,7 +62,7 @@ static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
 #endif
 }
 
-/* What a weak reference is to. Owns: new reference. Errors: NULL = it is gone; none. */
+/* The object of a weak reference. Owns: new reference. Errors: NULL = it is gone. */
 static inline PyObject* py_weak_get(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found;
@@ -76,8 +74,7 @@ static inline PyObject* py_weak_get(PyObject* reference) {
 #endif
 }
 
-/* Say that a module needs no GIL; of each of ours at its end. Owns: takes the module, and gives it
- * back. Errors: NULL goes through. */
+/* Say that a module needs no GIL. Owns: takes the module, and gives it back. Errors: NULL. */
 static inline PyObject* py_without_gil(PyObject* module) {
 #ifdef Py_GIL_DISABLED
   if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0) Py_CLEAR(module);

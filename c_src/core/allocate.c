@@ -8,7 +8,7 @@
 
 static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none does */
 
-/* Count one allocation; 1 where it is the one to fail. */
+/* Count one allocation; 1 if it is the one to fail. */
 static int is_failing(void) {
   int64_t left = atomic_load(&until_failure);
   while (left > 0 && !atomic_compare_exchange_weak(&until_failure, &left, left - 1)) continue;

@@ -1,5 +1,4 @@
-/* Arrow's structs: taken over, checked, and made. A struct that was moved here is released exactly
- * once, by the last who holds it. */
+/* Arrow's structs: moved here, checked, and made. The last holder releases what was moved. */
 
 #include "arrow.h"
 
@@ -13,11 +12,9 @@ struct dlx_arrow {
   atomic_int_least32_t holders;
   int64_t n_batches, room;
   struct ArrowSchema schema;
-  struct ArrowDeviceArray* batches; /* `first`, or memory of its own */
+  struct ArrowDeviceArray* batches; /* `first`, or allocated */
   struct ArrowDeviceArray first;
 };
-
-/* ---- taken over ------------------------------------------------------------------------------ */
 
 dlx_arrow* dlx_arrow_new(void) {
   dlx_arrow* data = dlx_allocate(sizeof *data);
@@ -53,7 +50,7 @@ int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema) {
   return DLX_OK;
 }
 
-/* Room for one batch more. Errors: NULL = no memory. */
+/* Make room for one more batch. Errors: NULL = no memory. */
 static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   if (data->n_batches == data->room) {
     size_t bytes = (size_t)data->room * sizeof *data->batches;
@@ -67,8 +64,10 @@ static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   return &data->batches[data->n_batches];
 }
 
-static void place_on_host(struct ArrowDeviceArray* batch) {
-  batch->device_type = kDLCPU;
+/* Count the batch that next_batch gave. On the host its device number may be -1. */
+static void add_batch(dlx_arrow* data) {
+  struct ArrowDeviceArray* batch = &data->batches[data->n_batches++];
+  if (batch->device_type != kDLCPU) return;
   batch->device_id = 0;
   batch->sync_event = NULL;
 }
@@ -81,19 +80,18 @@ int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_de
     *batch = *(struct ArrowDeviceArray*)array;
   else
     *batch = (struct ArrowDeviceArray){.array = *array, .device_type = kDLCPU};
-  if (batch->device_type == kDLCPU) place_on_host(batch); /* its number is -1 there */
+  add_batch(data);
   array->release = NULL;
-  data->n_batches++;
   return DLX_OK;
 }
 
 #define HAS(stream, member) \
   ((stream)->is_host ? (stream)->of.host.member != NULL : (stream)->of.device.member != NULL)
 
-int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
+/* Read a stream to its end. Errors: as dlx_arrow_read. */
+static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
   struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
-  if (!HAS(stream, release)) return DLX_E_CONSUMED;
   if (!HAS(stream, get_schema) || !HAS(stream, get_next)) return DLX_E_ARROW;
   int failed =
       host ? host->get_schema(host, &data->schema) : device->get_schema(device, &data->schema);
@@ -106,25 +104,24 @@ int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream) {
     failed = host ? host->get_next(host, &batch->array) : device->get_next(device, batch);
     if (failed) return DLX_E_ARROW;
     if (batch->array.release == NULL) return DLX_OK;
-    if (batch->device_type == kDLCPU) place_on_host(batch);
-    data->n_batches++;
+    add_batch(data);
   }
   return DLX_E_ARROW; /* it released itself before its end */
 }
 
-void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room) {
-  struct ArrowArrayStream* host = &stream->of.host;
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room) {
+  struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
   const char* said = NULL;
   why[0] = '\0';
-  if (status == DLX_E_ARROW && HAS(stream, release) && HAS(stream, get_last_error))
-    said = stream->is_host ? host->get_last_error(host) : device->get_last_error(device);
+  if (!HAS(stream, release)) return DLX_E_CONSUMED;
+  int status = read_batches(data, stream);
+  if (!HAS(stream, release)) return status;
+  if (status == DLX_E_ARROW && HAS(stream, get_last_error))
+    said = host ? host->get_last_error(host) : device->get_last_error(device);
   if (said) snprintf(why, room, "%s", said);
-  if (!HAS(stream, release)) return;
-  if (stream->is_host)
-    host->release(host);
-  else
-    device->release(device);
+  host ? host->release(host) : device->release(device);
+  return status;
 }
 
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
@@ -159,8 +156,6 @@ int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
   }
   return 0;
 }
-
-/* ---- checked --------------------------------------------------------------------------------- */
 
 static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {
   *fault = (dlx_arrow_fault){what, found};
@@ -235,8 +230,7 @@ static int64_t zeros(const uint8_t* bits, int64_t start, int64_t count) {
   return count - ones;
 }
 
-/* Values of one array, and of its children in turn: `count` of them from number `start` of the
- * buffers on. */
+/* `count` values of one array, or of its child, from number `start` of the buffers on. */
 typedef struct {
   const struct ArrowArray* array;
   int64_t start, count, n_nulls;
@@ -281,34 +275,29 @@ static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowA
   return DLX_OK;
 }
 
-/* The values of one column in one batch. `type` has been read from the column's own schema. */
+/* Find the values of one column, whose `type` is known, in one batch. */
 static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int64_t column,
                 const dlx_arrow_column* type, span* at, dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
   const struct ArrowArray* array = &batch->array;
   int on_host = dlx_host_readable(batch->device_type);
-  int64_t from = 0, count = array->length;
-  int status = DLX_OK;
+  int64_t from = 0, count = array->length, last;
   at->n_nulls = 0;
   if (column != DLX_ARROW_WHOLE) {
-    status = enter(at, schema, array, 0, count, 1, on_host, fault);
-    if (status != DLX_OK) return status;
+    DLX_TRY(enter(at, schema, array, 0, count, 1, on_host, fault));
     schema = schema->children[column];
-    from = at->start;
     array = array->children[column];
+    from = at->start;
   }
   for (int32_t i = 1; i < type->ndim; i++) {
-    status = enter(at, schema, array, from, count, 1, on_host, fault);
-    if (status != DLX_OK) return status;
+    DLX_TRY(enter(at, schema, array, from, count, 1, on_host, fault));
     if (__builtin_mul_overflow(at->start, type->shape[i], &from) ||
         __builtin_mul_overflow(at->count, type->shape[i], &count))
       return wrong(fault, "its lists have more values than fit 63 bits, lists", at->count);
     schema = schema->children[0];
     array = array->children[0];
   }
-  status = enter(at, schema, array, from, count, 2, on_host, fault);
-  if (status != DLX_OK) return status;
-  int64_t last;
+  DLX_TRY(enter(at, schema, array, from, count, 2, on_host, fault));
   if (__builtin_add_overflow(at->start, at->count, &last) ||
       __builtin_mul_overflow(last, type->dtype.bits / 8, &last))
     return wrong(fault, "its bytes do not fit 63 bits, values", at->count);
@@ -326,8 +315,7 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
       return wrong(fault, "there is no column", column);
     schema = schema->children[column];
   }
-  int status = read_type(schema, out, fault);
-  if (status != DLX_OK) return status;
+  DLX_TRY(read_type(schema, out, fault));
   out->shape[0] = out->n_nulls = out->n_chunks = 0;
   out->device = (DLDevice){kDLCPU, 0};
   out->data = NULL;
@@ -343,8 +331,7 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
     out->device = device;
     int64_t rows = batch->array.length;
     if (out->is_numbers) {
-      status = find(data, batch, column, out, &at, fault);
-      if (status != DLX_OK) return status;
+      DLX_TRY(find(data, batch, column, out, &at, fault));
       if (__builtin_add_overflow(out->n_nulls, at.n_nulls, &out->n_nulls))
         return wrong(fault, "its nulls do not fit 63 bits, found", at.n_nulls);
     }
@@ -379,16 +366,13 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
                         int64_t batch, DLTensor* out, void** event) {
   span at;
   dlx_arrow_fault fault;
+  if (batch >= data->n_batches) return -1;
   if (find(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 0;
   *out = described(column);
   out->ndim = 1;
   out->data = (char*)at.array->buffers[1] + at.start * (column->dtype.bits / 8);
   *event = data->batches[batch].sync_event;
   return at.count;
-}
-
-int64_t dlx_arrow_batches(const dlx_arrow* data) {
-  return data->n_batches;
 }
 
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
@@ -416,9 +400,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
   return status;
 }
 
-/* ---- given out ------------------------------------------------------------------------------- */
+/* ---- tensors given out ----------------------------------------------------------------------- */
 
-/* The letter of a dtype; 0 where Arrow has none. Bools are packed when they are given out. */
+/* The letter of a dtype; 0 if Arrow has none. */
 static char letter_of(DLDataType dtype) {
   for (int i = 0; i < FORMATS; i++) {
     if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
@@ -426,7 +410,7 @@ static char letter_of(DLDataType dtype) {
   return '\0';
 }
 
-/* One level of what is given out; it has its only child beside it. */
+/* One level of a type, with its only child. */
 typedef struct {
   char format[24];
   struct ArrowSchema* children[1];
@@ -440,38 +424,32 @@ static void release_schema(struct ArrowSchema* schema) {
   schema->release = NULL;
 }
 
-static int give_type(int32_t ndim, const int64_t* shape, char letter, struct ArrowSchema* out) {
-  schema_level* level = dlx_allocate(sizeof *level);
-  out->release = NULL;
-  if (level == NULL) return DLX_E_MEMORY;
-  *out = (struct ArrowSchema){
-      .format = level->format,
-      .name = "",
-      .flags =
-          ARROW_FLAG_NULLABLE, /* as types of Arrow's libraries are unless they say otherwise */
-      .release = release_schema,
-      .private_data = level};
-  level->child.release = NULL;
-  level->children[0] = &level->child;
-  if (ndim == 1) {
-    level->format[0] = letter;
-    level->format[1] = '\0';
-    return DLX_OK;
-  }
-  snprintf(level->format, sizeof level->format, "+w:%lld", (long long)shape[1]);
-  out->n_children = 1;
-  out->children = level->children;
-  int status = give_type(ndim - 1, shape + 1, letter, &level->child);
-  if (status == DLX_OK) level->child.name = "item";
-  if (status != DLX_OK) release_schema(out);
-  return status;
-}
-
 int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out) {
   char letter = letter_of(tensor->dtype);
   if (letter == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
-  return give_type(tensor->ndim, tensor->shape, letter, out);
+  struct ArrowSchema* at = out;
+  out->release = NULL;
+  for (int32_t i = 1; i <= tensor->ndim; i++) { /* the outermost level first */
+    schema_level* level = dlx_allocate(sizeof *level);
+    if (level == NULL) {
+      if (out->release) release_schema(out);
+      return DLX_E_MEMORY;
+    }
+    int is_list = i < tensor->ndim;
+    *level = (schema_level){.format = {letter}, .children = {&level->child}};
+    if (is_list)
+      snprintf(level->format, sizeof level->format, "+w:%lld", (long long)tensor->shape[i]);
+    *at = (struct ArrowSchema){.format = level->format,
+                               .name = i > 1 ? "item" : "",
+                               .flags = ARROW_FLAG_NULLABLE, /* Arrow's libraries' default */
+                               .n_children = is_list,
+                               .children = is_list ? level->children : NULL,
+                               .release = release_schema,
+                               .private_data = level};
+    at = &level->child;
+  }
+  return DLX_OK;
 }
 
 typedef struct {
@@ -489,45 +467,11 @@ static void release_array(struct ArrowArray* array) {
   array->release = NULL;
 }
 
-/* Owns: takes `memory`, also on failure. */
-static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
-                       DLManagedTensorVersioned* memory, struct ArrowArray* out) {
-  array_level* level = dlx_allocate(sizeof *level);
-  out->release = NULL;
-  if (level == NULL) {
-    dlx_managed_release(memory);
-    return DLX_E_MEMORY;
-  }
-  *out = (struct ArrowArray){.length = length,
-                             .n_buffers = ndim == 1 ? 2 : 1,
-                             .buffers = level->buffers,
-                             .release = release_array,
-                             .private_data = level};
-  level->buffers[0] = NULL;
-  level->buffers[1] = memory->dl_tensor.data;
-  level->memory = ndim == 1 ? memory : NULL;
-  level->child.release = NULL;
-  level->children[0] = &level->child;
-  if (ndim == 1) return DLX_OK;
-  out->n_children = 1;
-  out->children = level->children;
-  int64_t inner;
-  int status = DLX_E_OVERFLOW; /* Arrow's fixed sizes have 32 bits */
-  if (shape[1] > INT32_MAX || __builtin_mul_overflow(length, shape[1], &inner))
-    dlx_managed_release(memory);
-  else
-    status = give_values(ndim - 1, shape + 1, inner, memory, &level->child);
-  if (status != DLX_OK) release_array(out);
-  return status;
-}
-
-/* Bools of a row-major tensor, eight to a byte, and zeros behind the last. Owns: the caller owns
- * the result. Errors: as dlx_managed_empty. */
+/* Pack bools of a row-major tensor, eight to a byte. Errors: as dlx_managed_empty. */
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
   DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
-  int status = dlx_managed_empty(&like, 0, 0, out);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_managed_empty(&like, 0, 0, out));
   const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
   uint8_t* to = (*out)->dl_tensor.data;
   for (int64_t i = 0; i < n_bytes; i++, from += 8) {
@@ -546,8 +490,38 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
-                                             : dlx_managed_share(made, NULL, made->flags, &memory);
-  if (status != DLX_OK) return status;
-  return give_values(tensor->ndim, tensor->shape, tensor->shape[0], memory, out);
+  DLX_TRY(tensor->dtype.code == kDLBool ? pack(tensor, &memory)
+                                        : dlx_managed_share(made, NULL, made->flags, &memory));
+  struct ArrowArray* at = out;
+  out->release = NULL;
+  int64_t length = tensor->shape[0];
+  int status = DLX_OK;
+  for (int32_t i = 1; i <= tensor->ndim && status == DLX_OK; i++) { /* the outermost level first */
+    array_level* level = dlx_allocate(sizeof *level);
+    int is_list = i < tensor->ndim;
+    if (level == NULL) {
+      status = DLX_E_MEMORY;
+      break;
+    }
+    *level = (array_level){.children = {&level->child}};
+    *at = (struct ArrowArray){.length = length,
+                              .n_buffers = is_list ? 1 : 2,
+                              .n_children = is_list,
+                              .buffers = level->buffers,
+                              .children = is_list ? level->children : NULL,
+                              .release = release_array,
+                              .private_data = level};
+    if (!is_list) {
+      level->buffers[1] = memory->dl_tensor.data;
+      level->memory = memory;
+    } else if (tensor->shape[i] > INT32_MAX || /* Arrow's fixed sizes have 32 bits */
+               __builtin_mul_overflow(length, tensor->shape[i], &length)) {
+      status = DLX_E_OVERFLOW;
+    }
+    at = &level->child;
+  }
+  if (status == DLX_OK) return DLX_OK;
+  dlx_managed_release(memory);
+  if (out->release) release_array(out);
+  return status;
 }

@@ -1,12 +1,12 @@
 #ifndef DLX_ARROW_H_
 #define DLX_ARROW_H_
 
-/* Arrow's C data, C stream and C device interfaces, as far as dlx speaks them: columns of numbers
- * out of them, and tensors into them. cffi never reads this. */
+/* Arrow's C data, stream and device interfaces: columns of numbers out of them, tensors into them.
+ * No function needs the GIL. What they return in `out` is borrowed, unless Owns says more. */
 
 #include "dlx.h"
 
-/* ---- the structs, as Arrow's format documentation has them; so have the guards --------------- */
+/* ---- the structs and guards of Arrow's format documentation ---------------------------------- */
 
 #ifndef ARROW_C_DATA_INTERFACE
 #define ARROW_C_DATA_INTERFACE
@@ -15,8 +15,8 @@
 #define ARROW_FLAG_NULLABLE 2
 #define ARROW_FLAG_MAP_KEYS_SORTED 4
 
-/* A type. Whoever holds it calls release(itself) once; release == NULL: it was released, or moved
- * to another place. Children are released by their parent only. */
+/* A type. Its holder calls release(itself) once, and the parent releases children; release == NULL:
+ * it was released or moved. */
 struct ArrowSchema {
   const char* format;   /* the type, as text */
   const char* name;     /* of a child; may be NULL */
@@ -29,14 +29,14 @@ struct ArrowSchema {
   void* private_data; /* of the producer */
 };
 
-/* Data of such a type: `length` values, the first of them at number `offset` of the buffers. */
+/* Data of a type: `length` values, the first of them at number `offset` of the buffers. */
 struct ArrowArray {
   int64_t length;
   int64_t null_count; /* -1: it was not counted */
   int64_t offset;
   int64_t n_buffers;
   int64_t n_children;
-  const void** buffers; /* bitmap of what is not null (NULL: all), then what the type has */
+  const void** buffers; /* bitmap of what is not null (NULL: all), then those of the type */
   struct ArrowArray** children;
   struct ArrowArray* dictionary;
   void (*release)(struct ArrowArray*);
@@ -53,7 +53,7 @@ struct ArrowDeviceArray {
   struct ArrowArray array;
   int64_t device_id;
   int32_t device_type;
-  void* sync_event; /* where to wait before the buffers are read; NULL: nowhere */
+  void* sync_event; /* wait for it before reading the buffers; may be NULL */
   int64_t reserved[3];
 };
 
@@ -88,18 +88,18 @@ struct ArrowDeviceArrayStream {
 
 #endif
 
-/* ---- what an object gave out ----------------------------------------------------------------- */
+/* ---- data that another library gave ---------------------------------------------------------- */
 
-/* A type and all batches of data that came with it; reference-counted. */
+/* A type and all its batches of data; reference-counted. */
 typedef struct dlx_arrow dlx_arrow;
 
-/* What contradicts itself, for an error. */
+/* A contradiction, for an error. */
 typedef struct {
   const char* what;
   int64_t found;
 } dlx_arrow_fault;
 
-/* One column of them, understood. */
+/* One column of all batches. */
 typedef struct {
   int is_numbers; /* else nothing below is set but `values` */
   int is_packed;  /* bools, eight to a byte */
@@ -113,21 +113,16 @@ typedef struct {
   const struct ArrowSchema* values; /* the innermost type */
 } dlx_arrow_column;
 
-enum { DLX_ARROW_WHOLE = -1 /* in place of the number of a column: what is no struct */ };
+enum { DLX_ARROW_WHOLE = -1 /* the column of data that is no struct */ };
 
-/* One without type and data. Owns: the caller has the only count. GIL: not needed. Errors: NULL =
- * no memory. */
+/* Make one without type and data, take one count more, and give one up; the last one calls every
+ * release that is owed. Errors: NULL = no memory. */
 dlx_arrow* dlx_arrow_new(void);
-
-/* Take one count more. GIL: not needed. */
 void dlx_arrow_hold(dlx_arrow* data);
-
-/* Give up one count; the last one calls every release that is owed. GIL: not needed. */
 void dlx_arrow_drop(void* data);
 
-/* Move a type and a batch out of the structs that hold them, which are marked as released. With
- * `is_on_device` the array is the head of a struct ArrowDeviceArray. Owns: on success `data` owes
- * what was moved its release; on failure nothing was moved. GIL: not needed. Errors:
+/* Move a type or a batch out of its struct, which is marked as released. With `is_on_device` the
+ * array is the head of a struct ArrowDeviceArray. Owns: `data` owes the release. Errors:
  * DLX_E_CONSUMED = it was moved or released before; DLX_E_MEMORY. */
 int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema);
 int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device);
@@ -141,63 +136,51 @@ typedef struct {
   } of;
 } dlx_arrow_stream;
 
-/* Read a stream to its end, into a `data` that is empty. Owns: the stream stays the caller's. GIL:
- * not needed, and not to be held: a producer may wait for threads that want it. Errors:
- * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed. */
-int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream);
+/* Read a stream to its end into an empty `data`, and release it, unless it did so itself. GIL: must
+ * not be held, a producer may wait for threads that want it. Errors: DLX_E_CONSUMED, DLX_E_MEMORY;
+ * DLX_E_ARROW = the stream failed, and `why` is its text, or empty. */
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room);
 
-/* Release a stream, unless it did so itself; before, if reading it ended with DLX_E_ARROW, write
- * what it says of that. Owns: takes what the stream holds. GIL: as above. */
-void dlx_arrow_end(dlx_arrow_stream* stream, int status, char* why, size_t room);
-
-/* The type. Owns: borrowed. GIL: not needed. */
+/* The type; the event of the first batch with elements that has one, or NULL; 1 for a struct, whose
+ * columns have numbers. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
-
-/* The event to wait for, of the first batch with elements that has one; NULL where none has. GIL:
- * not needed. */
 void* dlx_arrow_event(const dlx_arrow* data);
-
-/* Whether it is a struct, the columns of which are asked for by their numbers. GIL: not needed. */
 int dlx_arrow_is_table(const dlx_arrow* data);
 
-/* Whether a type is an extension type, whose values mean something else. GIL: not needed. Errors: 1
- * = its metadata contradict themselves. */
+/* 1 for an extension type, whose values mean something else, or if its metadata contradict
+ * themselves. */
 int dlx_arrow_is_extension(const struct ArrowSchema* schema);
 
-/* Understand and check a column, in all that can be seen: what lies behind a pointer is believed.
- * Owns: what `out` points to is borrowed. GIL: not needed. Errors: DLX_E_ARROW = it contradicts
- * itself, `fault` says where. */
+/* Check a column and describe it; memory behind pointers cannot be checked. Errors: DLX_E_ARROW,
+ * `fault` says where it contradicts itself. */
 int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
                    dlx_arrow_fault* fault);
 
-/* A managed tensor, read-only, over a column that has one chunk or none, no nulls, no bools. Owns:
- * the result takes a count of its own on `data`. GIL: not needed. Errors: as dlx_managed_new. */
+/* A read-only managed tensor over a column of one chunk or none, without nulls and bools. Owns: it
+ * holds a count on `data`. Errors: as dlx_managed_new. */
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out);
 
-/* How many batches there are; and the numbers of a column in one of them, as a tensor of one
- * dimension whose extent is returned (`out->shape` is not set), with the event to wait for, or
- * NULL. Owns: what `out` points to is borrowed. GIL: not needed. Errors: none, of a column that
- * dlx_arrow_look has understood. */
-int64_t dlx_arrow_batches(const dlx_arrow* data);
+/* The numbers that a batch has of a column from dlx_arrow_look: a tensor of one dimension, whose
+ * extent is returned (`out->shape` is not set), and its event or NULL. -1 = there is no such batch.
+ */
 int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                         int64_t batch, DLTensor* out, void** event);
 
-/* A copy of a column of the host without nulls: chunks joined, bools in a byte each. Owns: the
- * caller owns the result. GIL: not needed. Errors: as dlx_managed_empty, DLX_E_DEVICE. */
+/* A copy of a host column without nulls: chunks joined, bools in a byte each. Errors: as
+ * dlx_managed_empty, DLX_E_DEVICE. */
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out);
 
 /* ---- tensors given out ----------------------------------------------------------------------- */
 
 /* The type of a tensor: its numbers, in a fixed-size list for every dimension but the first. Owns:
- * the caller, who calls release. GIL: not needed. Errors: DLX_E_NDIM, DLX_E_DTYPE = Arrow has no
- * such type; DLX_E_MEMORY. */
+ * the caller calls release. Errors: DLX_E_NDIM, DLX_E_DTYPE = Arrow has no such type; DLX_E_MEMORY.
+ */
 int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out);
 
-/* The data of a tensor (one of ours) of such a type. Owns: the caller, who calls release; the
- * memory is held by a count; bools are packed into a copy. GIL: not needed. Errors: as
- * dlx_arrow_give_schema; DLX_E_DEVICE = it is not host memory; DLX_E_COPY = it is not row-major. */
+/* The data of a tensor (one of ours), which holds the memory by a count; bools are packed into a
+ * copy. Owns, Errors: as above; DLX_E_DEVICE = not host memory; DLX_E_COPY = not row-major. */
 int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out);
 
 #endif

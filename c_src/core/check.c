@@ -1,7 +1,4 @@
-/* (tensor, flags, what the consumer takes) -> incompatibility bits. Pure, and without any
- * framework's name: what a consumer takes is data that its adapter declares. */
-
-#include <stddef.h>
+/* (tensor, flags, what the consumer takes) -> incompatibility bits. */
 
 #include "dlx.h"
 
@@ -37,7 +34,7 @@ static int is_aligned(const DLTensor* t, const dlx_capabilities* consumer) {
   return ((uintptr_t)t->data + t->byte_offset) % wanted == 0;
 }
 
-/* Of a tensor without elements. */
+/* For a tensor without elements. */
 static int takes_extents(const DLTensor* t, const dlx_capabilities* consumer) {
   uint64_t product = 1, most = UINT64_MAX;
   if (consumer->empty_extents == 0) return 1;
@@ -70,12 +67,8 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
     if (!takes_extents(t, consumer)) found |= DLX_INCOMPATIBLE_EXTENTS;
     return found;
   }
-
-  if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly) {
+  if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly)
     found |= DLX_INCOMPATIBLE_READONLY;
-  }
-
-  /* The layout is checked only where it could be incompatible. */
   uint32_t unheld = ANY_LAYOUT & ~consumer->layouts;
   uint32_t awkward = unheld ? dlx_layout(t) & unheld : 0;
   if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_INCOMPATIBLE_NEGATIVE;

@@ -1,7 +1,6 @@
-/* Strided copies on the host. Axes are sorted so that writing goes forward in memory, neighbours
- * that form one run are merged, and what is left is a two-dimensional loop under an odometer: rows
- * by memcpy where they are contiguous on both sides, tiles where the two sides disagree about the
- * inner axis. */
+/* Strided copies on the host. Axes are sorted so that writing goes forward in memory, and merged;
+ * then a two-dimensional loop runs under an odometer: by memcpy if rows are contiguous on both
+ * sides, by tiles if the two sides disagree about the inner axis. */
 
 #include "copy.h"
 
@@ -18,8 +17,8 @@ typedef struct {
   uint64_t low, high;
 } sixteen;
 
-/* Fixed-size memcpy compiles to one load and one store and minds no alignment. Four elements are
- * read before they are written, so that the processor need not wait for one to begin the next. */
+/* Fixed-size memcpy compiles to one load and one store of any alignment. Four elements are read
+ * before they are written, so that the processor need not wait for each. */
 #define PLANE(name, T)                                                                         \
   static void name(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner) { \
     const int64_t item = sizeof(T), step = inner->from, there = inner->to;                     \
@@ -56,29 +55,16 @@ static void plane_any(char* to, const char* from, const dlx_axis* outer, const d
 
 static void plane(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
                   int64_t item) {
-  switch (item) {
-    case 1:
-      plane_1(to, from, outer, inner);
-      return;
-    case 2:
-      plane_2(to, from, outer, inner);
-      return;
-    case 4:
-      plane_4(to, from, outer, inner);
-      return;
-    case 8:
-      plane_8(to, from, outer, inner);
-      return;
-    case 16:
-      plane_16(to, from, outer, inner);
-      return;
-    default:
-      plane_any(to, from, outer, inner, item);
-  }
+  static void (*const planes[])(char*, const char*, const dlx_axis*, const dlx_axis*) = {
+      [1] = plane_1, [2] = plane_2, [4] = plane_4, [8] = plane_8, [16] = plane_16};
+  if (item <= 16 && planes[item])
+    planes[item](to, from, outer, inner);
+  else
+    plane_any(to, from, outer, inner, item);
 }
 
-/* In pieces: one memcpy of hundreds of MB takes longer in glibc 2.36 where the two sides differ in
- * their offset in a page; `benchmarks --only growth` copies 1 GB. */
+/* In pieces: one memcpy of hundreds of MB takes longer in glibc 2.36 if the two sides differ in
+ * their offset in a page. */
 static void copy_run(char* to, const char* from, size_t nbytes) {
   enum { PIECE = 4 << 20 };
   for (; nbytes > PIECE; nbytes -= PIECE, to += PIECE, from += PIECE) memcpy(to, from, PIECE);
@@ -116,9 +102,8 @@ static inline void turn_8(char* to, int64_t to_row, const char* from, int64_t fr
   _mm_storeu_si128((void*)(to + to_row), _mm_unpackhi_epi64(a, b));
 }
 
-/* A transpose, four rows of `to` at a time, so that writes alternate between few rows: in a half to
- * a third of the time that tiles take for elements of 4 bytes, a half for many of 8. Returns how
- * many of these rows are done; the caller copies the rest. */
+/* Transpose four rows of `to` at a time, in a third to a half of the time that tiles take. Return
+ * how many of these rows are done; the caller copies the rest. */
 static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
                       int64_t item) {
   int64_t a = 0, columns = inner->extent & ~(int64_t)3;
@@ -145,12 +130,7 @@ static int64_t turned(char* to, const char* from, const dlx_axis* outer, const d
 }
 
 #else
-
-static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
-                      int64_t item) {
-  return 0;
-}
-
+#define turned(to, from, outer, inner, item) 0
 #endif
 
 static void tiles(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
@@ -185,8 +165,7 @@ int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* a
     axes[at] = next;
   }
   int merged = 0;
-  for (int i = 1; i < n;
-       i++) { /* an outer axis that only repeats the inner one is one run with it */
+  for (int i = 1; i < n; i++) { /* an outer axis that continues the inner one is one run with it */
     dlx_axis* outer = &axes[merged];
     if (outer->from == axes[i].from * axes[i].extent && outer->to == axes[i].to * axes[i].extent) {
       *outer = (dlx_axis){outer->extent * axes[i].extent, axes[i].from, axes[i].to};
@@ -238,35 +217,28 @@ int dlx_same_elements(const DLTensor* a, const DLTensor* b) {
   return 1;
 }
 
-static const char* first(const DLTensor* t) {
-  return (const char*)t->data + t->byte_offset;
-}
-
 int dlx_alike(const DLTensor* from, const DLTensor* to) {
-  if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type)) {
+  if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type))
     return DLX_E_DEVICE;
-  }
   return dlx_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
 }
 
-enum { SMALL = 4 << 10 };  // bytes of a run whose axes take longer to find than to copy
-
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+  enum { SMALL = 4 << 10 }; /* bytes of a run whose axes take longer to find than to copy */
   int status = dlx_alike(from, to);
-  if (status != DLX_OK) return status;
-  if (dlx_size(from) == 0) return DLX_OK;
-
+  if (status != DLX_OK || dlx_size(from) == 0) return status;
   char* target = (char*)to->data + to->byte_offset;
+  const char* source = (const char*)from->data + from->byte_offset;
   int64_t item = dlx_itemsize(from->dtype, flags);
   int is_run = dlx_is_plain(from, 1) && dlx_is_plain(to, 1);
   int64_t nbytes = dlx_nbytes(from, flags);
   if (item == 0 || (is_run && nbytes <= SMALL)) {
     if (!is_run && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
-    copy_run(target, first(from), (size_t)nbytes);
+    copy_run(target, source, (size_t)nbytes);
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];
   int n = dlx_axes(from, to, item, axes);
-  dlx_copy_in_parts(copy_planes, target, first(from), axes, n, dlx_size(from) * item, item);
+  dlx_copy_in_parts(copy_planes, target, source, axes, n, nbytes, item);
   return DLX_OK;
 }

@@ -1,5 +1,5 @@
-/* Arithmetic on one tensor: sizes, strides, ranges. Every number that could overflow is checked
- * once, in dlx_validate; what follows may rely on it. */
+/* Arithmetic on one tensor: sizes, strides, ranges; and texts for reports. Every number that could
+ * overflow is checked once, in dlx_validate; other functions rely on it. */
 
 #include "dlx.h"
 
@@ -34,8 +34,12 @@ int64_t dlx_itemsize(DLDataType dtype, uint64_t flags) {
 }
 
 int dlx_data_is_address(int32_t device_type) {
-  return dlx_host_readable(device_type) || device_type == kDLCUDA || device_type == kDLROCM ||
-         device_type == kDLCUDAManaged;
+  return dlx_host_readable(device_type) || device_type == kDLROCM ||
+         dlx_is_cuda((DLDevice){device_type, 0});
+}
+
+int dlx_is_cuda(DLDevice device) {
+  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
 }
 
 int dlx_host_readable(int32_t device_type) {
@@ -64,9 +68,8 @@ static int span(const DLTensor* t, int64_t* size, int64_t* low, int64_t* high) {
   return 1;
 }
 
-/* Whether data and byte offset can be added up, elements or not. What leaves the address space in
- * which data lies (56 bits, the most that a processor gives a program; a tag may stand above them)
- * is no address. */
+/* Whether data and byte offset can be added up. A sum that leaves the address space of data (56
+ * bits, the most that a processor gives a program, under a tag) is no address. */
 static int is_offset_sound(const DLTensor* t) {
   uint64_t data = (uint64_t)(uintptr_t)t->data, first;
   if (t->byte_offset == 0) return 1;
@@ -81,8 +84,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
     if (t->shape[i] < 0) return DLX_E_SHAPE;
   }
   if (t->dtype.bits == 0 || t->dtype.lanes == 0) return DLX_E_DTYPE;
-  /* An unknown flag may describe how elements below a byte are stored; whole bytes leave no doubt.
-   */
+  /* An unknown flag may describe how elements below a byte are stored. */
   if ((flags & ~(uint64_t)KNOWN_FLAGS) && item_bits(t->dtype) % 8 != 0) return DLX_E_FLAGS;
   int is_sound = is_offset_sound(t);
   if (!has_elements(t)) return is_sound ? DLX_OK : DLX_E_OVERFLOW;
@@ -109,7 +111,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
   return DLX_OK;
 }
 
-/* Whether a stride overflows in bits, as none does that means something. */
+/* Whether a stride overflows in bits: it has no meaning. */
 static int is_huge(int64_t step, int64_t bits) {
   return __builtin_mul_overflow(step, bits, &step);
 }
@@ -225,6 +227,24 @@ uint32_t dlx_layout(const DLTensor* t) {
     compact *= extents[i];
   }
   return features;
+}
+
+const char* dlx_compiler(void) {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "gcc " __VERSION__;
+#else
+  return "a compiler that dlx does not know";
+#endif
+}
+
+const char* dlx_compile_flags(void) {
+#ifdef DLX_COMPILE_FLAGS /* given by build_ffi.py */
+  return DLX_COMPILE_FLAGS;
+#else
+  return "";
+#endif
 }
 
 const char* dlx_status_text(int status) {

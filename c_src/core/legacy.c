@@ -1,15 +1,10 @@
 /* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. An imported one is
- * wrapped like any other foreign memory; an exported one is a thin shell around one of our managed
- * tensors. */
+ * wrapped; an exported one is a thin shell around one of our managed tensors. */
 
 #include "allocate.h"
 
-static void release_foreign(void* managed) {
-  dlx_legacy_release(managed);
-}
-
 int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out) {
-  return dlx_managed_new(&foreign->dl_tensor, 0, foreign, release_foreign, out);
+  return dlx_managed_new(&foreign->dl_tensor, 0, foreign, dlx_legacy_release, out);
 }
 
 static void drop_shell(DLManagedTensor* self) {
@@ -34,8 +29,9 @@ DLManagedTensorVersioned* dlx_legacy_unwrap(DLManagedTensor* shell) {
   return made;
 }
 
-void dlx_legacy_release(DLManagedTensor* managed) {
-  if (managed->deleter) managed->deleter(managed);
+void dlx_legacy_release(void* managed) {
+  DLManagedTensor* self = managed;
+  if (self->deleter) self->deleter(self);
 }
 
 void dlx_count_legacy(DLManagedTensor* self) {

@@ -1,7 +1,6 @@
 /* Managed tensors that dlx makes: one allocation for the struct, shape and strides; a count of
- * holders; an owner that is released exactly once, when the last holder is gone. Memory from
- * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
- * after the hand-over. */
+ * holders; an owner that is released once, with the last holder. All foreign memory is wrapped in
+ * one, so that a producer's metadata is never read after the hand-over. */
 
 #include "allocate.h"
 #include "copy.h"
@@ -15,15 +14,14 @@ typedef struct {
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
 
-/* With the 8 bytes that glibc keeps of each allocation, one of one dimension takes 128 bytes,
- * and is among the sizes that glibc gives and takes back fastest. */
+/* With the 8 bytes that glibc adds, one of one dimension is among its fastest sizes. */
 _Static_assert(sizeof(made_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "made_tensor has grown");
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 
 static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
 
-/* How many are live: a number for each thread, so that counting takes no locked operation. */
+/* Count what is live in a number for each thread, without a locked operation. */
 static void count(dlx_thread_state* own, int change) {
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
@@ -40,22 +38,19 @@ int64_t dlx_live(void) {
   return sum;
 }
 
-/* GIL: not needed; `release` takes it if it must. */
 static void finish(made_tensor* self, dlx_thread_state* own) {
   if (self->release) self->release(self->owner);
   free(self);
   count(own, -1);
 }
 
-/* GIL: not needed. */
 static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
   /* Only a holder can add holders, so the last one needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
       atomic_fetch_sub(&self->holders, 1) != 1)
     return;
-  /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
-   * stack. */
+  /* An owner may own further tensors of ours: a long chain must not eat the stack. */
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) { /* no memory for that */
     finish(self, own);
@@ -76,20 +71,14 @@ static void drop(DLManagedTensorVersioned* managed) {
   own->depth--;
 }
 
-static void drop_owner(void* made) {
-  drop(made);
-}
-
-/* Of a tensor that is right, with room for `bytes` bytes of memory in the same allocation. Owns,
- * GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
+/* Make one of a valid tensor, with `bytes` bytes of memory in the same allocation. Owns: as
+ * dlx_managed_new. Errors: DLX_E_MEMORY. */
 static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                        size_t bytes, DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim, size = sizeof(made_tensor) + 2 * rank * sizeof(int64_t);
   made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
-
-  /* Field by field: of a whole struct compilers clear the memory first, which takes longer than all
-   * the rest. */
+  /* Field by field: compilers clear a whole struct first, which takes longer than all the rest. */
   DLManagedTensorVersioned* m = &self->managed;
   m->version = (DLPackVersion){DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR};
   m->manager_ctx = self; /* unused here, but paddle calls no deleter where it is NULL */
@@ -98,7 +87,6 @@ static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_re
   self->owner = owner;
   self->release = release;
   atomic_init(&self->holders, 1);
-
   DLTensor* t = &m->dl_tensor;
   t->data = like->data;
   t->device = like->device;
@@ -132,8 +120,7 @@ int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_rel
 
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out) {
-  int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_validate(like, flags));
   int64_t strides[DLX_MAX_NDIM];
   DLTensor normal = *like;
   if (dlx_has_odd_strides(like)) {
@@ -143,38 +130,37 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
   return make(&normal, flags, owner, release, 0, out);
 }
 
-static void release_foreign(void* managed) {
-  dlx_managed_release(managed);
-}
-
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
   if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
   uint64_t flags = foreign->flags;
-  /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
+  /* Whole bytes are never padded, and whoever passes the tensor on would have to say so again. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   const DLTensor* t = &foreign->dl_tensor;
   return flags == 0 && dlx_is_plain(t, 1)
-             ? dlx_managed_trust(t, flags, foreign, release_foreign, out)
-             : dlx_managed_new(t, flags, foreign, release_foreign, out);
+             ? dlx_managed_trust(t, flags, foreign, dlx_managed_release, out)
+             : dlx_managed_new(t, flags, foreign, dlx_managed_release, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out) {
-  int status = like ? dlx_managed_new(like, flags, made, drop_owner, out)
-                    : make(&made->dl_tensor, flags, made, drop_owner, 0, out);
+  int status = like ? dlx_managed_new(like, flags, made, dlx_managed_release, out)
+                    : make(&made->dl_tensor, flags, made, dlx_managed_release, 0, out);
   if (status == DLX_OK) dlx_managed_hold(made);
   return status;
 }
 
-/* Row-major strides over the dimensions taken in the order of `like`'s strides. */
-static void ordered_strides(const DLTensor* like, int64_t* strides) {
+void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
+  /* A broadcast dimension has no position in the order: fall back to row-major. */
+  if (!keep_order || !like->strides || dlx_size(like) == 0 || dlx_layout(like) & DLX_LAYOUT_ZERO) {
+    dlx_compact_strides(like->ndim, like->shape, strides);
+    return;
+  }
   int32_t order[DLX_MAX_NDIM];
   for (int32_t i = 0; i < like->ndim; i++) { /* outermost first, stable */
     int32_t at = i;
-    for (; at > 0 && llabs(like->strides[order[at - 1]]) < llabs(like->strides[i]); at--) {
+    for (; at > 0 && llabs(like->strides[order[at - 1]]) < llabs(like->strides[i]); at--)
       order[at] = order[at - 1];
-    }
     order[at] = i;
   }
   int64_t step = 1;
@@ -182,27 +168,6 @@ static void ordered_strides(const DLTensor* like, int64_t* strides) {
     strides[order[i]] = step;
     step *= like->shape[order[i]];
   }
-}
-
-void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
-  /* A broadcast dimension has no position in the order: fall back to row-major. */
-  if (keep_order && like->strides && dlx_size(like) > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
-    ordered_strides(like, strides);
-  } else {
-    dlx_compact_strides(like->ndim, like->shape, strides);
-  }
-}
-
-/* Memory of its own for many bytes. Owns, Errors: as dlx_managed_empty. */
-static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
-                      DLManagedTensorVersioned** out) {
-  size_t whole = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
-  fresh->data = dlx_allocate_aligned(whole);
-  if (fresh->data == NULL) return DLX_E_MEMORY;
-  dlx_use_huge_pages(fresh->data, whole);
-  int status = make(fresh, flags, fresh->data, free, 0, out);
-  if (status != DLX_OK) free(fresh->data);
-  return status;
 }
 
 int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
@@ -224,11 +189,16 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   enum { FEW = 1 << 12 /* bytes: an allocation would cost more than they do */ };
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
-  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
   size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
-  return bytes <= FEW ? make(&fresh, flags, NULL, NULL, bytes, out)
-                      : make_large(&fresh, flags, bytes, out);
+  if (bytes <= FEW) return make(&fresh, flags, NULL, NULL, bytes, out);
+  bytes = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
+  fresh.data = dlx_allocate_aligned(bytes);
+  if (fresh.data == NULL) return DLX_E_MEMORY;
+  dlx_use_huge_pages(fresh.data, bytes);
+  int status = make(&fresh, flags, fresh.data, free, 0, out);
+  if (status != DLX_OK) free(fresh.data);
+  return status;
 }
 
 void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
@@ -251,7 +221,7 @@ void dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
 }
 
-/* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */
+/* The release of an abandoned tensor, which is counted as released already. */
 static void uncount(void* unused) {
   (void)unused;
   count(dlx_state_of_thread(), 1); /* finish takes it off again */
@@ -259,9 +229,8 @@ static void uncount(void* unused) {
 
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   made_tensor* self = (made_tensor*)made;
-  /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or
-   * never: the last one finds no owner any more, and frees the struct. The count orders what is
-   * written here before what the last one reads. */
+  /* 1 = the consumer has released its count. Else it may do so on another thread, later or never:
+   * the last one finds no owner any more, and frees the struct. The count orders these writes. */
   if (atomic_load(&self->holders) != 1) {
     dlx_release release = self->release;
     self->release = uncount;
@@ -271,8 +240,9 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   drop(made);
 }
 
-void dlx_managed_release(DLManagedTensorVersioned* managed) {
-  if (managed->deleter) managed->deleter(managed);
+void dlx_managed_release(void* managed) {
+  DLManagedTensorVersioned* self = managed;
+  if (self->deleter) self->deleter(self);
 }
 
 void dlx_count_managed(DLManagedTensorVersioned* self) {

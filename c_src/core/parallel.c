@@ -1,18 +1,15 @@
-/* A copy in several threads at once. They are joined before it returns: none is left at a fork or
- * at the end of the process. */
+/* A copy in several threads at once, and how threads of dlx's own start. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
-#include "parallel.h"
 #include "copy.h"
 
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
 
-/* Bytes from which a second thread is faster: of a run that is what fresh memory is mapped for,
- * page by page; below that one thread copies as fast as two. */
+/* Bytes from which a second thread is faster. */
 enum { MIN_RUN = 32 << 20, MIN_STRIDED = 8 << 20, MAX_THREADS = 4, STACK = 256 << 10 };
 
 typedef struct {
@@ -36,7 +33,6 @@ int dlx_cores(void) {
   return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-/* How many threads may copy. */
 static int threads_for(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
   int is_run = n > 0 && axes[n - 1].from == item && axes[n - 1].to == item;
   if (n == 0 || nbytes < (is_run ? MIN_RUN : MIN_STRIDED)) return 1;

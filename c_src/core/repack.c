@@ -1,8 +1,8 @@
-/* Elements of less than a byte: from eight or fewer bits each, next to each other, to a byte each,
- * and back. Bit order is DLPack's (`dlpack.h` 1.3): the first element lies in the lowest bits. */
+/* Elements of less than a byte: packed, the first in the lowest bits, to a byte each, and back. */
 
 #include <string.h>
 
+#include "allocate.h"
 #include "copy.h"
 
 typedef struct {
@@ -53,8 +53,7 @@ static void each(packed dense, const DLTensor* loose, int packs) {
 }
 
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {
-  int status = dlx_alike(from, to);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_alike(from, to));
   int packs = dlx_itemsize(to->dtype, to_flags) == 0;
   if (from->dtype.bits >= 8 || from->dtype.lanes != 1 ||
       packs == (dlx_itemsize(from->dtype, from_flags) == 0)) {

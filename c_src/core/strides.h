@@ -1,13 +1,11 @@
 #ifndef DLX_STRIDES_H_
 #define DLX_STRIDES_H_
 
-/* Strides in bytes, as buffers and array interfaces have them. cffi never reads this. */
-
 #include <stdint.h>
 
-/* Write strides in elements of `item` bytes, a power of two, since a division would take longer.
- * GIL: not needed. Errors: 0 = some are not whole elements; the stride of an extent of 1 may be any
- * number. */
+/* Write byte strides in elements of `item` bytes, a power of two, since a division would take
+ * longer. GIL: not needed. Errors: 0 = some are not whole elements (at an extent of 1 they may be
+ * any number). */
 static inline int dlx_whole_strides(int ndim, const int64_t* shape, const int64_t* bytes,
                                     int64_t item, int64_t* strides) {
   int shift = __builtin_ctzll((uint64_t)item);

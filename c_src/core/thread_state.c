@@ -13,30 +13,30 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* A thread may end inside a release, while it reads maps or takes the GIL: the next one does none
  * of these. */
-static void leave_state(void* left) {
-  dlx_thread_state* own = left;
+static void leave(dlx_thread_state* state) {
+  state->depth = state->nested = 0;
+  state->message[0] = '\0';
+  atomic_store(&state->since, 0);
+  atomic_store(&state->entering, 0);
+  atomic_flag_clear(&state->taken);
+}
+
+static void leave_own(void* state) {
   dlx_own_state = NULL;
-  own->depth = own->nested = 0;
-  own->message[0] = '\0';
-  atomic_store(&own->since, 0);
-  atomic_store(&own->entering, 0);
-  atomic_flag_clear(&own->taken);
+  leave(state);
 }
 
 /* The other threads are not in the child. What one of them was about to keep or release is lost. */
 static void after_fork(void) {
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
     if (each == dlx_own_state) continue;
-    atomic_store(&each->since, 0);
-    atomic_store(&each->entering, 0);
-    each->depth = each->nested = 0;
     each->waiting = NULL;
-    atomic_flag_clear(&each->taken);
+    leave(each);
   }
 }
 
 static void watch_threads(void) {
-  if (pthread_key_create(&leaving, leave_state) != 0) leaving = (pthread_key_t)-1;
+  if (pthread_key_create(&leaving, leave_own) != 0) leaving = (pthread_key_t)-1;
   pthread_atfork(NULL, NULL, after_fork);
 }
 

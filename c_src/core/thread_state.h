@@ -1,17 +1,17 @@
 #ifndef DLX_THREAD_STATE_H_
 #define DLX_THREAD_STATE_H_
 
-/* What each thread has of its own, in each extension, and only it writes to, so that the fast path
- * takes no locked operation on memory that other threads use. A thread that ends leaves its count
- * to the next one. cffi never reads this. */
+/* What only one thread writes to, in each extension, so that the fast path takes no locked
+ * operation on memory that other threads use. A thread that ends leaves its state to the next one.
+ */
 
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "dlx.h"
 
-/* The cheap kind of thread-local storage; under glibc a library that is loaded late has room for a
- * few words of it, elsewhere (musl) it has none. */
+/* The cheap kind of thread-local storage, of which glibc gives a late library a few words, and musl
+ * none. */
 #ifdef __GLIBC__
 #define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
 #else
@@ -37,8 +37,7 @@ extern _Atomic(dlx_thread_state*) dlx_thread_states;
 /* This thread's, or NULL where it has none yet. */
 extern FEW_WORDS dlx_thread_state* dlx_own_state;
 
-/* Give this thread a state. Owns: the thread, until it ends. GIL: not needed. Errors: NULL without
- * memory. */
+/* Give this thread a state until it ends. GIL: not needed. Errors: NULL = no memory. */
 dlx_thread_state* dlx_take_state(void);
 
 static inline dlx_thread_state* dlx_state_of_thread(void) {

@@ -1,11 +1,9 @@
-/* Files in memory: what dlx.share writes and maps, and dlx.attach maps. Into huge pages 16 MB or
- * more are written in 0.5 to 0.9 of the time of pwritev alone, by one thread or two (0.9 of one's
- * time), and first read in a third to an eighth (Linux 6.18). */
+/* Files in memory: what dlx.share writes and maps, and dlx.attach maps. Huge pages of 16 MB or more
+ * take 0.5 to 0.9 of the time of pwritev alone, and a third to an eighth to read first. */
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
 
-#include "dlx.h"
-#include "parallel.h"
+#include "copy.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -38,14 +36,13 @@ void dlx_unmap(void* address, int64_t size) {
   munmap(address, (size_t)size);
 }
 
-/* What is written, and how far that is. */
 typedef struct {
   int fd;
   char* mapping; /* of the file, or NULL */
   int64_t size;  /* of the mapping */
   const dlx_run* runs;
   int64_t count;
-  _Atomic int64_t next; /* the first offset that nobody has begun with */
+  _Atomic int64_t next; /* the first offset that no thread has begun with */
   _Atomic int failed;   /* errno */
   _Atomic int is_short; /* of huge pages */
 } writing;
@@ -105,8 +102,8 @@ static int write_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Copy, within this process, what belongs between two offsets of the file into its mapping. The
- * kernel copies: memory that cannot be read is an error. Errors: -1 where it does not. */
+/* Copy what belongs between two offsets of the file into its mapping, by the kernel: memory that
+ * cannot be read is an error, -1. */
 static int copy_between(const writing* w, int64_t low, int64_t high) {
   enum { LEAST = 16 << 10 }; /* bytes of a run that are worth a look at the page tables */
   struct iovec from[MOST], to[MOST];
@@ -126,8 +123,8 @@ static int copy_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Make huge pages of what is between two offsets; the kernel makes one only where some page is.
- * Errors: -1 where it makes none. */
+/* Make huge pages between two offsets; the kernel makes one only around a page that exists. Errors:
+ * -1 if it makes none. */
 static int make_huge(writing* w, int64_t low, int64_t high) {
   if (w->is_short || low == high) return -1;
   for (int64_t at = low; at < high; at += HUGE_PAGE) {
@@ -138,8 +135,8 @@ static int make_huge(writing* w, int64_t low, int64_t high) {
   return -1;
 }
 
-/* Write piece by piece, until another thread has begun with the last one. A piece is a few huge
- * pages, since each call that makes some waits for all processors. */
+/* Write piece by piece, until another thread has begun with the last one. Each call that makes huge
+ * pages waits for all processors: a piece is a few of them. */
 static void* write_pieces(void* argument) {
   enum { PIECE = 4 * HUGE_PAGE };
   writing* w = argument;

@@ -1,7 +1,7 @@
-/* The CUDA driver, found with dlopen when it is first needed: nothing is linked, no header of it is
- * read, and without it everything else goes on. */
+/* The CUDA driver: found with dlopen when it is first needed, its devices, contexts and errors. */
 
 #include "driver.h"
+#include "core/allocate.h"
 #include "core/thread_state.h"
 
 #include <dlfcn.h>
@@ -20,7 +20,7 @@ static atomic_int forked;      /* this is a child of a process that had initiali
 static atomic_int ending;      /* exit handlers run: the driver may be gone at any time */
 static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 
-/* ---- what failed last, a sentence for each thread -------------------------------------------- */
+/* ---- errors: a sentence for each thread ------------------------------------------------------ */
 
 const char* dlx_cuda_message(void) {
   const dlx_thread_state* own = dlx_state_of_thread();
@@ -28,7 +28,6 @@ const char* dlx_cuda_message(void) {
                                 : "the CUDA driver failed, and there was no memory to say how";
 }
 
-/* GIL: not needed. Errors: without memory, the sentence above stands for it. */
 __attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) return;
@@ -82,7 +81,7 @@ void cuda_once_end(void) {
   pthread_mutex_unlock(&cuda_once_lock);
 }
 
-/* Whether this thread holds the lock: a driver may fork while it starts. */
+/* Whether this thread holds cuda_once_lock: a driver may fork while it starts. */
 static int is_making_here(void) {
   return atomic_load(&is_making) && pthread_equal(atomic_load(&making), pthread_self());
 }
@@ -117,12 +116,13 @@ static const struct {
   size_t offset;
   int kind;
 } entries[] = {
-#define ENTRY(kind, name, symbol, parameters) {#symbol, offsetof(cu_table, name), kind},
+#define ENTRY(kind, name, version, parameters) \
+  {"cu" #name #version, offsetof(cu_table, name), kind},
     CU_CALLS(ENTRY)};
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
-/* GIL: not needed; cuda_once_lock held. Errors: DLX_E_NO_DRIVER; nothing half-filled is left. */
+/* Fill the table, or leave it empty. cuda_once_lock is held. Errors: DLX_E_NO_DRIVER. */
 static int fill_table(void) {
   const char* asked = getenv("DLX_CUDA_DRIVER");
   void* library = dlopen(asked && *asked ? asked : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -159,7 +159,7 @@ int cuda_can_share(void) {
   return DLX_OK;
 }
 
-/* GIL: not needed; cuda_once_lock held. */
+/* cuda_once_lock is held. */
 static int initialise(void) {
   static int watched;
   if (cu.Init == NULL) {
@@ -167,14 +167,10 @@ static int initialise(void) {
     if (status != DLX_OK) return status;
   }
   int code = cu.Init(0);
-  if (code == CU_NOT_INITIALIZED)
-    return in_child(); /* initialised by other code, before the fork */
+  if (code == CU_NOT_INITIALIZED) return in_child(); /* other code initialised it before the fork */
   if (code == CU_NO_DEVICE) return no_driver("the driver sees no device");
   if (code != CU_OK) return cuda_failed("cuInit", code);
-  if (!watched) { /* the driver's own exit handlers are older, so they run later than ours */
-    watched = 1;
-    atexit(at_exit);
-  }
+  if (!watched++) atexit(at_exit); /* the driver's own exit handlers are older, so they run later */
   atomic_store(&initialised, 1);
   return DLX_OK;
 }
@@ -205,11 +201,10 @@ int dlx_cuda_count(int32_t* count) {
   return status;
 }
 
-/* The driver's own number of a device. GIL: not needed. */
+/* The driver's own number of a device. */
 static int device_of(int32_t device_id, int* device) {
   int32_t count = 0;
-  int status = dlx_cuda_count(&count);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_cuda_count(&count));
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
     say("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
         count);
@@ -224,17 +219,15 @@ int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
 }
 
 int cuda_primary(int32_t device_id, cu_context* context) {
-  int status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_cuda_load());
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load(&primaries[device_id]);
     if (*context) return DLX_OK;
   }
   int device = 0;
-  status = device_of(device_id, &device);
-  if (status != DLX_OK) return status;
+  DLX_TRY(device_of(device_id, &device));
   int mode = cuda_relax(); /* it may allocate */
-  status = CUDA(DevicePrimaryCtxRetain, context, device);
+  int status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(mode);
   if (status != DLX_OK) return status;
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
@@ -258,10 +251,9 @@ void dlx_cuda_pop(void) {
   if (dlx_cuda_loaded()) cu.CtxPopCurrent(&popped);
 }
 
-int cuda_has_pools(int32_t device_id) {
-  int device = 0, yes = 0;
-  return cu.MemPoolCreate && cu.DeviceGet(&device, device_id) == CU_OK &&
-         cu.DeviceGetAttribute(&yes, CU_DEVICE_HAS_POOLS, device) == CU_OK && yes;
+int cuda_attribute(int32_t device_id, int attribute, int* value) {
+  int device = 0, status = CUDA(DeviceGet, &device, device_id);
+  return status == DLX_OK ? CUDA(DeviceGetAttribute, value, attribute, device) : status;
 }
 
 int cuda_relax(void) {
@@ -284,7 +276,7 @@ void cuda_leave(int before) {
   dlx_cuda_pop();
 }
 
-/* GIL: not needed. Errors: the driver's code. */
+/* Errors: the driver's code. */
 static int look_at(cu_address address, int* type, int* managed, int* ordinal) {
   int code = cu.PointerGetAttribute(type, CU_ATTRIBUTE_MEMORY_TYPE, address);
   if (code == CU_OK) code = cu.PointerGetAttribute(managed, CU_ATTRIBUTE_MANAGED, address);
@@ -298,8 +290,7 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   cu_address at = (cu_address)(uintptr_t)address;
   int code = look_at(at, &type, &managed, &ordinal);
   if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
-    status = dlx_cuda_push(0);
-    if (status != DLX_OK) return status;
+    DLX_TRY(dlx_cuda_push(0));
     code = look_at(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }

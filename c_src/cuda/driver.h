@@ -1,10 +1,9 @@
 #ifndef DLX_CUDA_DRIVER_H_
 #define DLX_CUDA_DRIVER_H_
 
-/* What the cuda_ files share; cffi never reads this. Our own declarations of the driver's
- * interface, with the few entry points that are used. */
+/* Our own declarations of the driver's interface, as far as it is used. No function needs the GIL;
+ * without another word, what fails returns DLX_E_DRIVER. */
 
-#include "device.h"
 #include "dlx_cuda.h"
 
 #include <pthread.h>
@@ -71,8 +70,6 @@ typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to an
   size_t width, height;
 } cu_box;
 
-/* ---- of memory that several processes use ---- */
-
 enum {
   CU_ATTRIBUTE_IPC = 10, /* of memory: cuIpcGetMemHandle takes it */
   CU_ATTRIBUTE_START = 11,
@@ -101,152 +98,158 @@ typedef struct {
   unsigned char reserved[4];
 } cu_allocation_properties;
 
-/* ---- functions ---- */
+/* Every function that is called. A driver without it is refused (NEEDED: CUDA 10.1 is the oldest),
+ * does without pools or the number of a capture (POOLS, of 11.2; WANTED), or shares no memory
+ * between processes (SHARING). A symbol is "cu", a name and a version. */
+#define CU_CALLS(CALL)                                                                           \
+  CALL(NEEDED, Init, , (unsigned flags))                                                         \
+  CALL(NEEDED, GetErrorName, , (int code, const char** name))                                    \
+  CALL(NEEDED, GetErrorString, , (int code, const char** text))                                  \
+  CALL(NEEDED, DeviceGetCount, , (int* count))                                                   \
+  CALL(NEEDED, DeviceGet, , (int* device, int ordinal))                                          \
+  CALL(NEEDED, DeviceGetName, , (char* name, int room, int device))                              \
+  CALL(NEEDED, DeviceGetAttribute, , (int* value, int attribute, int device))                    \
+  CALL(NEEDED, DeviceCanAccessPeer, , (int* yes, int device, int peer))                          \
+  CALL(NEEDED, DevicePrimaryCtxRetain, , (cu_context * context, int device))                     \
+  CALL(NEEDED, CtxPushCurrent, _v2, (cu_context context))                                        \
+  CALL(NEEDED, CtxPopCurrent, _v2, (cu_context * context))                                       \
+  CALL(NEEDED, PointerGetAttribute, , (void* value, int attribute, cu_address address))          \
+  CALL(NEEDED, StreamCreate, , (cu_stream * stream, unsigned flags))                             \
+  CALL(NEEDED, StreamSynchronize, , (cu_stream stream))                                          \
+  CALL(NEEDED, StreamQuery, , (cu_stream stream))                                                \
+  CALL(NEEDED, StreamWaitEvent, , (cu_stream stream, cu_event event, unsigned flags))            \
+  CALL(NEEDED, StreamIsCapturing, , (cu_stream stream, int* status))                             \
+  CALL(NEEDED, EventCreate, , (cu_event * event, unsigned flags))                                \
+  CALL(NEEDED, EventRecord, , (cu_event event, cu_stream stream))                                \
+  CALL(NEEDED, EventQuery, , (cu_event event))                                                   \
+  CALL(NEEDED, EventSynchronize, , (cu_event event))                                             \
+  CALL(NEEDED, EventDestroy, _v2, (cu_event event))                                              \
+  CALL(NEEDED, MemAlloc, _v2, (cu_address * address, size_t nbytes))                             \
+  CALL(NEEDED, MemFree, _v2, (cu_address address))                                               \
+  CALL(NEEDED, MemcpyAsync, , (cu_address to, cu_address from, size_t nbytes, cu_stream stream)) \
+  CALL(NEEDED, MemcpyPeerAsync, ,                                                                \
+       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,          \
+        size_t nbytes, cu_stream stream))                                                        \
+  CALL(NEEDED, Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                        \
+  CALL(NEEDED, ThreadExchangeStreamCaptureMode, , (int* mode))                                   \
+  CALL(POOLS, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))           \
+  CALL(POOLS, MemPoolDestroy, , (cu_pool pool))                                                  \
+  CALL(POOLS, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                 \
+  CALL(POOLS, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))        \
+  CALL(POOLS, MemAllocFromPoolAsync, ,                                                           \
+       (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                    \
+  CALL(POOLS, MemFreeAsync, , (cu_address address, cu_stream stream))                            \
+  CALL(WANTED, StreamGetCaptureInfo, _v2,                                                        \
+       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,            \
+        void* n_dependencies))                                                                   \
+  CALL(SHARING, DeviceGetUuid, _v2, (cu_uuid * uuid, int device))                                \
+  CALL(SHARING, IpcGetMemHandle, , (cu_ipc * handle, cu_address address))                        \
+  CALL(SHARING, IpcOpenMemHandle, _v2, (cu_address * address, cu_ipc handle, unsigned flags))    \
+  CALL(SHARING, IpcCloseMemHandle, , (cu_address address))                                       \
+  CALL(SHARING, IpcGetEventHandle, , (cu_ipc * handle, cu_event event))                          \
+  CALL(SHARING, IpcOpenEventHandle, , (cu_event * event, cu_ipc handle))                         \
+  CALL(SHARING, MemCreate, ,                                                                     \
+       (cu_allocation * made, size_t size, const cu_allocation_properties* properties,           \
+        unsigned long long flags))                                                               \
+  CALL(SHARING, MemRelease, , (cu_allocation allocation))                                        \
+  CALL(SHARING, MemRetainAllocationHandle, , (cu_allocation * found, void* address))             \
+  CALL(SHARING, MemGetAllocationGranularity, ,                                                   \
+       (size_t* bytes, const cu_allocation_properties* properties, int option))                  \
+  CALL(SHARING, MemAddressReserve, ,                                                             \
+       (cu_address * address, size_t size, size_t alignment, cu_address wish,                    \
+        unsigned long long flags))                                                               \
+  CALL(SHARING, MemAddressFree, , (cu_address address, size_t size))                             \
+  CALL(SHARING, MemMap, ,                                                                        \
+       (cu_address address, size_t size, size_t offset, cu_allocation allocation,                \
+        unsigned long long flags))                                                               \
+  CALL(SHARING, MemUnmap, , (cu_address address, size_t size))                                   \
+  CALL(SHARING, MemSetAccess, ,                                                                  \
+       (cu_address address, size_t size, const cu_pool_access* access, size_t count))            \
+  CALL(SHARING, MemExportToShareableHandle, ,                                                    \
+       (void* handle, cu_allocation allocation, int kind, unsigned long long flags))             \
+  CALL(SHARING, MemImportFromShareableHandle, , (cu_allocation * made, void* handle, int kind))
 
-/* Every function that is called: what lacks it is refused (NEEDED), does without pools or the
- * number of a capture (POOLS, WANTED), or shares no memory between processes (SHARING). The oldest
- * driver that has what is needed is CUDA 10.1's, for ThreadExchangeStreamCaptureMode; pools are
- * of 11.2. */
-#define CU_CALLS(CALL)                                                                            \
-  CALL(NEEDED, Init, cuInit, (unsigned flags))                                                    \
-  CALL(NEEDED, GetErrorName, cuGetErrorName, (int code, const char** name))                       \
-  CALL(NEEDED, GetErrorString, cuGetErrorString, (int code, const char** text))                   \
-  CALL(NEEDED, DeviceGetCount, cuDeviceGetCount, (int* count))                                    \
-  CALL(NEEDED, DeviceGet, cuDeviceGet, (int* device, int ordinal))                                \
-  CALL(NEEDED, DeviceGetName, cuDeviceGetName, (char* name, int room, int device))                \
-  CALL(NEEDED, DeviceGetAttribute, cuDeviceGetAttribute, (int* value, int attribute, int device)) \
-  CALL(NEEDED, DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int* yes, int device, int peer))      \
-  CALL(NEEDED, DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain,                                  \
-       (cu_context * context, int device))                                                        \
-  CALL(NEEDED, CtxPushCurrent, cuCtxPushCurrent_v2, (cu_context context))                         \
-  CALL(NEEDED, CtxPopCurrent, cuCtxPopCurrent_v2, (cu_context * context))                         \
-  CALL(NEEDED, PointerGetAttribute, cuPointerGetAttribute,                                        \
-       (void* value, int attribute, cu_address address))                                          \
-  CALL(NEEDED, StreamCreate, cuStreamCreate, (cu_stream * stream, unsigned flags))                \
-  CALL(NEEDED, StreamSynchronize, cuStreamSynchronize, (cu_stream stream))                        \
-  CALL(NEEDED, StreamQuery, cuStreamQuery, (cu_stream stream))                                    \
-  CALL(NEEDED, StreamWaitEvent, cuStreamWaitEvent,                                                \
-       (cu_stream stream, cu_event event, unsigned flags))                                        \
-  CALL(NEEDED, StreamIsCapturing, cuStreamIsCapturing, (cu_stream stream, int* status))           \
-  CALL(NEEDED, EventCreate, cuEventCreate, (cu_event * event, unsigned flags))                    \
-  CALL(NEEDED, EventRecord, cuEventRecord, (cu_event event, cu_stream stream))                    \
-  CALL(NEEDED, EventQuery, cuEventQuery, (cu_event event))                                        \
-  CALL(NEEDED, EventSynchronize, cuEventSynchronize, (cu_event event))                            \
-  CALL(NEEDED, EventDestroy, cuEventDestroy_v2, (cu_event event))                                 \
-  CALL(NEEDED, MemAlloc, cuMemAlloc_v2, (cu_address * address, size_t nbytes))                    \
-  CALL(NEEDED, MemFree, cuMemFree_v2, (cu_address address))                                       \
-  CALL(NEEDED, MemcpyAsync, cuMemcpyAsync,                                                        \
-       (cu_address to, cu_address from, size_t nbytes, cu_stream stream))                         \
-  CALL(NEEDED, MemcpyPeerAsync, cuMemcpyPeerAsync,                                                \
-       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,           \
-        size_t nbytes, cu_stream stream))                                                         \
-  CALL(NEEDED, Memcpy2DAsync, cuMemcpy2DAsync_v2, (const cu_box* box, cu_stream stream))          \
-  CALL(NEEDED, ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int* mode))   \
-  CALL(POOLS, MemPoolCreate, cuMemPoolCreate,                                                     \
-       (cu_pool * pool, const cu_pool_properties* properties))                                    \
-  CALL(POOLS, MemPoolDestroy, cuMemPoolDestroy, (cu_pool pool))                                   \
-  CALL(POOLS, MemPoolSetAttribute, cuMemPoolSetAttribute,                                         \
-       (cu_pool pool, int attribute, void* value))                                                \
-  CALL(POOLS, MemPoolSetAccess, cuMemPoolSetAccess,                                               \
-       (cu_pool pool, const cu_pool_access* access, size_t n))                                    \
-  CALL(POOLS, MemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                     \
-       (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                     \
-  CALL(POOLS, MemFreeAsync, cuMemFreeAsync, (cu_address address, cu_stream stream))               \
-  CALL(WANTED, StreamGetCaptureInfo, cuStreamGetCaptureInfo_v2,                                   \
-       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,             \
-        void* n_dependencies))                                                                    \
-  CALL(SHARING, DeviceGetUuid, cuDeviceGetUuid_v2, (cu_uuid * uuid, int device))                  \
-  CALL(SHARING, IpcGetMemHandle, cuIpcGetMemHandle, (cu_ipc * handle, cu_address address))        \
-  CALL(SHARING, IpcOpenMemHandle, cuIpcOpenMemHandle_v2,                                          \
-       (cu_address * address, cu_ipc handle, unsigned flags))                                     \
-  CALL(SHARING, IpcCloseMemHandle, cuIpcCloseMemHandle, (cu_address address))                     \
-  CALL(SHARING, IpcGetEventHandle, cuIpcGetEventHandle, (cu_ipc * handle, cu_event event))        \
-  CALL(SHARING, IpcOpenEventHandle, cuIpcOpenEventHandle, (cu_event * event, cu_ipc handle))      \
-  CALL(SHARING, MemCreate, cuMemCreate,                                                           \
-       (cu_allocation * made, size_t size, const cu_allocation_properties* properties,            \
-        unsigned long long flags))                                                                \
-  CALL(SHARING, MemRelease, cuMemRelease, (cu_allocation allocation))                             \
-  CALL(SHARING, MemRetainAllocationHandle, cuMemRetainAllocationHandle,                           \
-       (cu_allocation * found, void* address))                                                    \
-  CALL(SHARING, MemGetAllocationGranularity, cuMemGetAllocationGranularity,                       \
-       (size_t* bytes, const cu_allocation_properties* properties, int option))                   \
-  CALL(SHARING, MemAddressReserve, cuMemAddressReserve,                                           \
-       (cu_address * address, size_t size, size_t alignment, cu_address wish,                     \
-        unsigned long long flags))                                                                \
-  CALL(SHARING, MemAddressFree, cuMemAddressFree, (cu_address address, size_t size))              \
-  CALL(SHARING, MemMap, cuMemMap,                                                                 \
-       (cu_address address, size_t size, size_t offset, cu_allocation allocation,                 \
-        unsigned long long flags))                                                                \
-  CALL(SHARING, MemUnmap, cuMemUnmap, (cu_address address, size_t size))                          \
-  CALL(SHARING, MemSetAccess, cuMemSetAccess,                                                     \
-       (cu_address address, size_t size, const cu_pool_access* access, size_t count))             \
-  CALL(SHARING, MemExportToShareableHandle, cuMemExportToShareableHandle,                         \
-       (void* handle, cu_allocation allocation, int kind, unsigned long long flags))              \
-  CALL(SHARING, MemImportFromShareableHandle, cuMemImportFromShareableHandle,                     \
-       (cu_allocation * made, void* handle, int kind))
-
-#define CU_MEMBER(kind, name, symbol, parameters) int(*name) parameters;
+#define CU_MEMBER(kind, name, version, parameters) int(*name) parameters;
 typedef struct {
   CU_CALLS(CU_MEMBER)
 } cu_table;
 
-/* The table; filled once dlx_cuda_load has said DLX_OK. */
+/* Filled by dlx_cuda_load. */
 extern cu_table cu;
 
-/* 1 in a child of a process that had initialised the driver. GIL: not needed. */
+/* 1 in a child of a process that had initialised the driver. */
 int cuda_is_child(void);
 
-/* Whether the loaded driver has all that memory of several processes takes. GIL: not needed.
- * Errors: DLX_E_DRIVER, which names what it lacks. */
+/* DLX_OK if the loaded driver has all functions for memory of several processes. */
 int cuda_can_share(void);
 
-/* Note a failed call for dlx_cuda_message; returns DLX_E_DRIVER. GIL: not needed. */
+/* Note a failed call for dlx_cuda_message. */
 int cuda_failed(const char* operation, int code);
 
 static inline int cuda_checked(const char* operation, int code) {
   return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
 }
 
-/* Call a function of the driver. GIL: not needed. Errors: DLX_E_DRIVER. */
+/* Call a function of the driver. */
 #define CUDA(name, ...) cuda_checked("cu" #name, cu.name(__VA_ARGS__))
 
-/* The primary context of a device, retained for good. GIL: not needed. Errors: as dlx_cuda_load. */
+/* The primary context of a device, retained for good. Errors: as dlx_cuda_load. */
 int cuda_primary(int32_t device_id, cu_context* context);
 
-/* 1 where the driver and a device have memory pools. GIL: not needed. */
-int cuda_has_pools(int32_t device_id);
+/* An attribute of a device. */
+int cuda_attribute(int32_t device_id, int attribute, int* value);
 
-/* As dlx_cuda_capturing; the context of the stream's device must be current. GIL: not needed. */
+/* As dlx_cuda_capturing; DLX_OK if the host may wait for a stream, else DLX_E_CAPTURE, too. The
+ * stream's device must be current. */
 int cuda_is_capturing(uint64_t stream, int* yes);
+int cuda_can_wait(uint64_t stream);
 
 /* As dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
- * dlx_cuda_release_pending releases it. Owns, GIL, Errors: as there. */
+ * dlx_cuda_release_pending releases it. */
 int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
                      void** out);
 
-/* Parts of dlx_cuda_forget: the table and contexts; streams and events. GIL: not needed. */
+/* Parts of dlx_cuda_forget: the table and contexts; streams and events. */
 void cuda_forget_driver(void);
 void cuda_forget_streams(void);
 
-/* Take part in captures of others as little as may be: while a thread captures in the strictest
- * mode, others must not even ask for an event's state, unless they say so. Returns what to give to
- * cuda_unrelax. GIL: not needed. */
+/* Relax the capture mode of this thread, and set it back to what that returned: while a thread
+ * captures in the strictest mode, others may not even ask for an event's state otherwise. */
 int cuda_relax(void);
 void cuda_unrelax(int before);
 
-/* Both at once: make a device current, in the relaxed mode, and undo that. GIL: not needed. Errors:
- * as dlx_cuda_push; then there is nothing to undo. */
+/* dlx_cuda_push and cuda_relax, and undo both; after a failure there is nothing to undo. */
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
+
+/* Enter a device, or only push it, until the end of a block, in a function that returns a status.
+ */
+#define CUDA_ENTERED(device_id)                                           \
+  __attribute__((cleanup(cuda_leave_block))) int before = CU_NOT_ENTERED; \
+  DLX_TRY(cuda_enter(device_id, &before))
+#define CUDA_PUSHED(device_id)                                \
+  __attribute__((cleanup(cuda_pop_block))) int is_pushed = 0; \
+  DLX_TRY(dlx_cuda_push(device_id));                          \
+  is_pushed = 1
+
+enum { CU_NOT_ENTERED = -2 };
+
+static inline void cuda_leave_block(const int* before) {
+  if (*before != CU_NOT_ENTERED) cuda_leave(*before);
+}
+
+static inline void cuda_pop_block(const int* is_pushed) {
+  if (*is_pushed) dlx_cuda_pop();
+}
 
 static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* cuda_once_lock is held while what there is once is made, which may take long: the table, dlx's
- * streams and pools. Nothing that releases memory takes it. In cuda/order.c, cuda_lock guards the
- * queue and cuda_event_lock the events; the second may be taken under the first. All are held over
- * a fork, so that a child finds everything whole. None is held while an owner is released. */
+/* The lock under which the table, dlx's streams and pools are made, which may take long; no release
+ * of memory takes it. In cuda/order.c cuda_lock guards the queue and cuda_event_lock, which may be
+ * taken under it, the events. All are held over a fork, so that a child finds everything whole, and
+ * none while an owner is released. */
 void cuda_once_begin(void);
 void cuda_once_end(void);
 extern pthread_mutex_t cuda_lock, cuda_event_lock;

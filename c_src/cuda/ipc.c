@@ -1,5 +1,5 @@
 /* Device memory of several processes: the driver's IPC handles of memory and events, and
- * allocations behind descriptors. Only what the driver's documentation promises is relied on. */
+ * allocations behind descriptors. */
 
 #define _GNU_SOURCE
 
@@ -17,34 +17,23 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-/* Load a driver that can share memory, and make the device current in the relaxed mode. GIL: not
- * needed. Errors: as dlx_cuda_load; DLX_E_DRIVER where the driver is too old. */
-static int enter(int32_t device_id, int* before) {
-  int status = dlx_cuda_load();
-  if (status == DLX_OK) status = cuda_can_share();
-  return status == DLX_OK ? cuda_enter(device_id, before) : status;
-}
-
-/* Ask what a device has. Errors: DLX_E_DRIVER. */
-static int has(int attribute, int32_t device_id, int* yes) {
-  int device = 0, status = CUDA(DeviceGet, &device, device_id);
-  *yes = 0;
-  return status == DLX_OK ? CUDA(DeviceGetAttribute, yes, attribute, device) : status;
-}
+/* CUDA_ENTERED, with a driver that can share memory. */
+#define SHARING_ENTERED(device_id) \
+  DLX_TRY(dlx_cuda_load());        \
+  DLX_TRY(cuda_can_share());       \
+  CUDA_ENTERED(device_id)
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
-  int mode, device = 0, status = enter(device_id, &mode);
-  if (status != DLX_OK) return status;
-  cu_uuid found = {{0}};
-  status = CUDA(DeviceGet, &device, device_id);
-  if (status == DLX_OK) status = CUDA(DeviceGetUuid, &found, device);
+  int device = 0;
+  cu_uuid found;
+  SHARING_ENTERED(device_id);
+  DLX_TRY(CUDA(DeviceGet, &device, device_id));
+  DLX_TRY(CUDA(DeviceGetUuid, &found, device));
   memcpy(uuid, found.bytes, sizeof found.bytes);
-  cuda_leave(mode);
-  return status;
+  return DLX_OK;
 }
 
-/* ---- one allocation: mapped here, or opened ---------------------------------------------------
- */
+/* ---- one allocation: made here, or opened ---------------------------------------------------- */
 
 typedef struct {
   int32_t device;
@@ -57,27 +46,18 @@ void dlx_ipc_release(void* owner) {
   memory* self = owner;
   int mode;
   if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
-    if (self->kind == DLX_IPC_HANDLE) {
+    if (self->kind == DLX_IPC_HANDLE)
       cu.IpcCloseMemHandle(self->address);
-    } else if (self->kind == DLX_IPC_NONE) {
+    else if (self->kind == DLX_IPC_NONE)
       cu.MemFree(self->address);
-    } else {
-      if (cu.MemUnmap(self->address, self->size) == CU_OK)
-        cu.MemAddressFree(self->address, self->size);
-    }
+    else if (cu.MemUnmap(self->address, self->size) == CU_OK)
+      cu.MemAddressFree(self->address, self->size);
     cuda_leave(mode);
   }
   free(self);
 }
 
-static cu_allocation_properties properties_on(int32_t device_id) {
-  return (cu_allocation_properties){.kind = CU_ALLOCATION_PINNED,
-                                    .handles = CU_DESCRIPTOR,
-                                    .location = {CU_LOCATION_DEVICE, device_id}};
-}
-
-/* Map an allocation, which it then keeps by itself. Owns: the allocation is released in any case.
- * Errors: DLX_E_DRIVER; nothing is left mapped. */
+/* Map an allocation, whose mapping keeps it. Owns: takes the allocation, also on failure. */
 static int map(memory* self, cu_allocation allocation) {
   cu_pool_access access = {{CU_LOCATION_DEVICE, self->device}, CU_ACCESS_READ_WRITE};
   int mapped = 0, status = CUDA(MemAddressReserve, &self->address, self->size, 0, 0, 0);
@@ -93,52 +73,74 @@ static int map(memory* self, cu_allocation allocation) {
   return status;
 }
 
-/* Memory that a descriptor stands for. Errors: DLX_E_DRIVER. */
+/* Make memory with a descriptor. */
 static int create(memory* self) {
-  cu_allocation_properties properties = properties_on(self->device);
+  cu_allocation_properties properties = {.kind = CU_ALLOCATION_PINNED,
+                                         .handles = CU_DESCRIPTOR,
+                                         .location = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
-  int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
-  if (status != DLX_OK) return status;
+  DLX_TRY(CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM));
   self->size = (self->size + step - 1) / step * step;
-  status = CUDA(MemCreate, &made, self->size, &properties, 0);
+  int status = CUDA(MemCreate, &made, self->size, &properties, 0);
   return status == DLX_OK ? map(self, made) : status;
 }
 
-/* Errors: DLX_E_DRIVER. */
-static int allocate(memory* self) {
-  int yes, status = has(CU_DEVICE_HAS_IPC, self->device, &yes);
-  if (status != DLX_OK) return status;
-  if (yes) {
-    self->kind = DLX_IPC_NONE; /* plain memory: whoever opens it is told by a handle */
-    return CUDA(MemAlloc, &self->address, self->size);
-  }
-  status = has(CU_DEVICE_HAS_DESCRIPTORS, self->device, &yes);
-  if (status != DLX_OK) return status;
+static int allocate(memory* self, const unsigned char* unused_handle, int unused_fd) {
+  int yes = 0;
+  (void)unused_handle, (void)unused_fd;
+  SHARING_ENTERED(self->device);
+  DLX_TRY(cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes));
+  if (yes) return CUDA(MemAlloc, &self->address, self->size); /* plain memory: DLX_IPC_NONE */
+  DLX_TRY(cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes));
   self->kind = DLX_IPC_DESCRIPTOR;
   return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
 }
 
-int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
-  memory* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (memory){.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  int mode, status = enter(device_id, &mode);
-  if (status == DLX_OK) {
-    status = allocate(self);
-    cuda_leave(mode);
+/* Open the memory that another process has exported. */
+static int open_memory(memory* self, const unsigned char* handle, int fd) {
+  cu_allocation made = 0;
+  SHARING_ENTERED(self->device);
+  if (self->kind != DLX_IPC_HANDLE) {
+    DLX_TRY(CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR));
+    return map(self, made);
   }
-  if (status != DLX_OK) {
-    free(self);
-    return status;
-  }
-  *owner = self;
-  *address = (uintptr_t)self->address;
-  return DLX_OK;
+  cu_ipc given;
+  memcpy(given.bytes, handle, sizeof given.bytes);
+  DLX_TRY(CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS));
+  /* The giver of a handle may say any size: the driver knows it. */
+  int status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
+  if (status != DLX_OK) cu.IpcCloseMemHandle(self->address);
+  return status;
 }
 
-/* ---- giving memory out ------------------------------------------------------------------------
- */
+/* Owns, Errors: as dlx_ipc_open. */
+static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
+                const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
+  memory* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  *self = like;
+  int status = fill(self, handle, fd);
+  *address = (uintptr_t)self->address;
+  if (status == DLX_OK)
+    *owner = self;
+  else
+    free(self);
+  return status;
+}
+
+int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
+  memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
+  return make(like, allocate, NULL, 0, owner, address);
+}
+
+int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
+                 void** owner, uintptr_t* address) {
+  memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
+  DLX_TRY(make(like, open_memory, handle, fd, owner, address));
+  *size = (int64_t)((memory*)*owner)->size;
+  return DLX_OK;
+}
 
 int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
                  int* kind) {
@@ -146,93 +148,39 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   unsigned long long handles = 0;
   size_t length = 0;
   char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
-  int mode, status = enter(device_id, &mode);
-  if (status != DLX_OK) return status;
   int by_handle = 0;
-  status = CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
-  if (status == DLX_OK && legacy[0]) status = has(CU_DEVICE_HAS_IPC, device_id, &by_handle);
-  *kind = DLX_IPC_NONE;
-  if (status == DLX_OK && by_handle) {
-    *kind = DLX_IPC_HANDLE;
-  } else if (status == DLX_OK && handles & CU_DESCRIPTOR) {
-    cu_allocation found = 0; /* none where the memory is of a pool */
-    int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
-    if (code == CU_OK) {
-      *kind = DLX_IPC_DESCRIPTOR;
-      cu.MemRelease(found);
-    } else if (code != CU_INVALID_VALUE && code != CU_NOT_PERMITTED && code != CU_NOT_SUPPORTED) {
-      status = cuda_failed("cuMemRetainAllocationHandle", code);
-    }
-  }
-  cuda_leave(mode);
+  SHARING_ENTERED(device_id);
+  DLX_TRY(CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at));
+  DLX_TRY(CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at));
+  DLX_TRY(CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at));
+  DLX_TRY(CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at));
+  if (legacy[0]) DLX_TRY(cuda_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle));
   *base = (uintptr_t)start;
   *size = (int64_t)length;
-  return status;
+  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
+  if (by_handle || !(handles & CU_DESCRIPTOR)) return DLX_OK;
+  cu_allocation found = 0; /* none if the memory is of a pool */
+  int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
+  if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
+    return DLX_OK;
+  if (code != CU_OK) return cuda_failed("cuMemRetainAllocationHandle", code);
+  *kind = DLX_IPC_DESCRIPTOR;
+  cu.MemRelease(found);
+  return DLX_OK;
 }
 
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {
-  int mode, status = enter(device_id, &mode);
-  if (status != DLX_OK) return status;
+  cu_ipc made;
+  cu_allocation found = 0;
+  SHARING_ENTERED(device_id);
   if (kind == DLX_IPC_HANDLE) {
-    cu_ipc made = {{0}};
-    status = CUDA(IpcGetMemHandle, &made, (cu_address)base);
-    if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
-  } else {
-    cu_allocation found = 0;
-    status = CUDA(MemRetainAllocationHandle, &found, (void*)base);
-    if (status == DLX_OK) {
-      status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
-      cu.MemRelease(found);
-    }
+    DLX_TRY(CUDA(IpcGetMemHandle, &made, (cu_address)base));
+    memcpy(handle, made.bytes, sizeof made.bytes);
+    return DLX_OK;
   }
-  cuda_leave(mode);
-  return status;
-}
-
-/* ---- and opening what was given ---------------------------------------------------------------
- */
-
-/* Owns: `self` holds what was opened. Errors: DLX_E_DRIVER. */
-static int open_memory(memory* self, const unsigned char* handle, int fd) {
-  if (self->kind == DLX_IPC_HANDLE) {
-    cu_ipc given;
-    memcpy(given.bytes, handle, sizeof given.bytes);
-    return CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS);
-  }
-  cu_allocation made = 0;
-  int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
-  return status == DLX_OK ? map(self, made) : status;
-}
-
-int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
-                 void** owner, uintptr_t* address) {
-  size_t length = 0;
-  memory* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (memory){.device = device_id, .kind = kind, .size = (size_t)*size};
-  int mode, status = enter(device_id, &mode);
-  if (status == DLX_OK) {
-    status = open_memory(self, handle, fd);
-    cuda_leave(mode);
-  }
-  if (status != DLX_OK) {
-    free(self);
-    return status;
-  }
-  *owner = self;
-  *address = (uintptr_t)self->address;
-  if (kind == DLX_IPC_HANDLE) { /* who gave the handle may say any size: the driver knows it */
-    status = dlx_cuda_push(device_id);
-    if (status == DLX_OK) {
-      status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, self->address);
-      dlx_cuda_pop();
-    }
-    *size = (int64_t)length;
-    if (status != DLX_OK) dlx_ipc_release(self);
-  }
+  DLX_TRY(CUDA(MemRetainAllocationHandle, &found, (void*)base));
+  int status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
+  cu.MemRelease(found);
   return status;
 }
 
@@ -245,22 +193,17 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
   return *taken < 0 ? DLX_E_DRIVER : DLX_OK;
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
-
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;
-  cu_ipc given = {{0}};
-  int mode, status = enter(device_id, &mode);
-  if (status != DLX_OK) return status;
-  status = CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING);
-  if (status == DLX_OK) {
-    status = CUDA(EventRecord, made, cuda_stream(stream));
-    if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
-    if (status != DLX_OK) cu.EventDestroy(made);
+  cu_ipc given;
+  SHARING_ENTERED(device_id);
+  DLX_TRY(CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
+  int status = CUDA(EventRecord, made, cuda_stream(stream));
+  if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
+  if (status != DLX_OK) {
+    cu.EventDestroy(made);
+    return status;
   }
-  cuda_leave(mode);
-  if (status != DLX_OK) return status;
   memcpy(handle, given.bytes, sizeof given.bytes);
   *event = made;
   return DLX_OK;
@@ -277,13 +220,9 @@ int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
   cu_ipc given;
   memcpy(given.bytes, handle, sizeof given.bytes);
-  int mode, status = enter(device_id, &mode);
-  if (status != DLX_OK) return status;
-  status = CUDA(IpcOpenEventHandle, &event, given);
-  if (status == DLX_OK) {
-    status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
-    cu.EventDestroy(event);
-  }
-  cuda_leave(mode);
+  SHARING_ENTERED(device_id);
+  DLX_TRY(CUDA(IpcOpenEventHandle, &event, given));
+  int status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
+  cu.EventDestroy(event);
   return status;
 }

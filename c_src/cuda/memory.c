@@ -9,8 +9,7 @@
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* What a pool keeps while nobody uses it. More than this takes so long to copy that taking it from
- * the device anew adds little. */
+/* Bytes that an unused pool keeps: more takes so long to copy that allocating it adds little. */
 enum { KEPT = 256 << 20 };
 
 static char none; /* its address stands for a device that has no pools */
@@ -18,8 +17,7 @@ static char none; /* its address stands for a device that has no pools */
 
 static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* NULL = not asked yet */
 
-/* Let every device that can reach the memory of a pool use it. Where that fails, the pool serves
- * its own device all the same, and the driver's copies between devices work without. */
+/* Let every device that can reach the memory of a pool use it. Copies work without, too. */
 static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
   cu_pool_access access[DLX_MAX_DEVICES];
   size_t n = 0;
@@ -35,31 +33,31 @@ static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
   if (n > 0) cu.MemPoolSetAccess(pool, access, n);
 }
 
-/* GIL: not needed; cuda_once_lock held. Errors: DLX_E_DRIVER. */
+/* cuda_once_lock is held. */
 static int make_pool(int32_t device_id, cu_pool* pool) {
   int device = 0, status = CUDA(DeviceGet, &device, device_id);
   if (status != DLX_OK) return status;
   cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                                    .where = {CU_LOCATION_DEVICE, device}};
-  status = CUDA(MemPoolCreate, pool, &properties);
-  if (status != DLX_OK) return status;
+  DLX_TRY(CUDA(MemPoolCreate, pool, &properties));
   uint64_t kept = KEPT;
   cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &kept); /* slower without */
   open_to_peers(*pool, device_id, device);
   return DLX_OK;
 }
 
-/* dlx's pool of a device, made the first time, or NO_POOL; the device's context must be current.
- * GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
+/* Find dlx's pool of a device, which is current, or make it; NO_POOL if the device has none. */
 static int find_pool(int32_t device_id, cu_pool* pool) {
-  int status = DLX_OK;
+  int status = DLX_OK, has_pools = 0;
   *pool = atomic_load(&pools[device_id]);
   if (*pool) return DLX_OK;
   cuda_once_begin();
   *pool = atomic_load(&pools[device_id]);
   if (*pool == NULL) {
     *pool = NO_POOL;
-    if (cuda_has_pools(device_id)) status = make_pool(device_id, pool);
+    if (cu.MemPoolCreate && cuda_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK &&
+        has_pools)
+      status = make_pool(device_id, pool);
     if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
   }
   cuda_once_end();
@@ -74,28 +72,23 @@ typedef struct {
   uint64_t stream; /* of the pool's allocation; 0 = not from a pool */
 } block;
 
-/* In stream order from a pool; else the driver waits for the device. GIL: not needed. Nothing is
- * called in a forked child, nor while the process ends. */
+/* In stream order to a pool; else the driver waits for the device. */
 static void release_block(void* owner) {
   block* self = owner;
   int mode;
   if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
-    if (self->stream) {
-      cu.MemFreeAsync(self->address, cuda_stream(self->stream));
-    } else {
-      cu.MemFree(self->address);
-    }
+    self->stream ? cu.MemFreeAsync(self->address, cuda_stream(self->stream))
+                 : cu.MemFree(self->address);
     cuda_leave(mode);
   }
   free(self);
 }
 
-/* The device's context must be current, in the relaxed mode. Owns: on success `self` holds the
- * memory. GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
+/* Owns: `self` holds the memory. Errors: as dlx_cuda_load. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
-  int status = find_pool(self->device, &pool);
-  if (status != DLX_OK) return status;
+  CUDA_ENTERED(self->device);
+  DLX_TRY(find_pool(self->device, &pool));
   int pooled = pool != NO_POOL;
   int code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
                     : cu.MemAlloc(&self->address, nbytes);
@@ -107,52 +100,39 @@ static int allocate(block* self, size_t nbytes, uint64_t stream) {
   return cuda_failed(operation, code);
 }
 
-/* Owns: the caller owns `out`, and gives it to `release`. GIL: not needed; callers release it.
- * Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner,
-                     dlx_release* release) {
-  uint64_t stream;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status != DLX_OK) return status;
+/* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
+static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
-  int mode;
   *self = (block){.device = device_id};
-  status = cuda_enter(device_id, &mode);
-  if (status == DLX_OK) {
-    status = allocate(self, nbytes, stream);
-    cuda_leave(mode);
-  }
-  if (status != DLX_OK) {
+  int status = allocate(self, nbytes, stream);
+  if (status == DLX_OK)
+    *out = self;
+  else
     free(self);
-    return status;
-  }
-  *out = *owner = self;
-  *release = release_block;
-  if (self->stream) return DLX_OK;
-  *release = dlx_use_release;
-  status = cuda_use_waiting(device_id, stream, self, release_block, owner);
-  if (status != DLX_OK) release_block(self);
   return status;
 }
 
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
+  uint64_t stream;
   DLTensor fresh;
-  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
-  if (status == DLX_OK) status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  block* made;
+  DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
+  DLX_TRY(dlx_cuda_load());
   dlx_cuda_release_pending(); /* what is done makes room */
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  block* made;
-  void* owner;
-  dlx_release release;
-  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), &made, &owner, &release);
-  if (status != DLX_OK) return status;
+  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
+  DLX_TRY(new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made));
   fresh.data = (void*)(uintptr_t)made->address;
-  status = dlx_managed_new(&fresh, flags, owner, release, out);
+  void* owner = made;
+  dlx_release release = made->stream ? release_block : dlx_use_release;
+  int status =
+      made->stream ? DLX_OK : cuda_use_waiting(device_id, stream, made, release_block, &owner);
+  if (status != DLX_OK) release = release_block;
+  if (status == DLX_OK) status = dlx_managed_new(&fresh, flags, owner, release, out);
   if (status != DLX_OK) release(owner);
   return status;
 }
@@ -161,28 +141,28 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
 
-typedef struct { /* source and destination device; -1 = the host */
-  int32_t from_device, to_device;
-  cu_stream stream;
-} ends;
+typedef struct {
+  int32_t from_device, to_device; /* -1 = the host */
+  cu_stream stream;               /* of a device that is entered */
+  const DLTensor *from, *to;
+  uint64_t flags;
+} transfer;
 
 static cu_address at(const char* address) {
   return (cu_address)(uintptr_t)address;
 }
 
-/* GIL: not needed. Errors: DLX_E_DRIVER. */
-static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
+static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes) {
   cu_context from_context = NULL, to_context = NULL;
-  if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device)
-    return CUDA(MemcpyAsync, at(to), at(from), nbytes, w->stream);
-  int status = cuda_primary(w->from_device, &from_context);
-  if (status == DLX_OK) status = cuda_primary(w->to_device, &to_context);
-  if (status != DLX_OK) return status;
-  return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, w->stream);
+  if (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device)
+    return CUDA(MemcpyAsync, at(to), at(from), nbytes, t->stream);
+  DLX_TRY(cuda_primary(t->from_device, &from_context));
+  DLX_TRY(cuda_primary(t->to_device, &to_context));
+  return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, t->stream);
 }
 
-/* Rows of `width` bytes. GIL: not needed. Errors: DLX_E_DRIVER. */
-static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* rows,
+/* Copy rows of `width` bytes. */
+static int copy_rows(const transfer* t, char* to, const char* from, const dlx_axis* rows,
                      size_t width) {
   cu_box box = {.from_type = CU_MEMORY_UNIFIED,
                 .from_device = at(from),
@@ -192,38 +172,38 @@ static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* 
                 .to_pitch = (size_t)rows->to,
                 .width = width,
                 .height = (size_t)rows->extent};
-  if (w->from_device < 0) { /* the driver may not know the address */
+  if (t->from_device < 0) { /* the driver may not know the address */
     box.from_type = CU_MEMORY_HOST;
     box.from_host = from;
   }
-  if (w->to_device < 0) {
+  if (t->to_device < 0) {
     box.to_type = CU_MEMORY_HOST;
     box.to_host = to;
   }
-  return CUDA(Memcpy2DAsync, &box, w->stream);
+  return CUDA(Memcpy2DAsync, &box, t->stream);
 }
 
 /* Whether one call can copy the rows: forward, apart from each other, on one device. */
-static int is_box(const ends* w, const dlx_axis* rows, int64_t width) {
+static int is_box(const transfer* t, const dlx_axis* rows, int64_t width) {
   return rows->from >= width && rows->to >= width && rows->from <= MAX_PITCH &&
          rows->to <= MAX_PITCH &&
-         (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device);
+         (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device);
 }
 
-/* How a copy is divided: one call for each index of the first `n` axes, of `width` bytes, or of a
- * box of such rows. */
+/* A copy as one call for each index of the first `n` axes, of `width` bytes or a box of such rows.
+ */
 typedef struct {
   int64_t width;
   const dlx_axis* rows; /* NULL: no box */
   int n;
 } parts;
 
-/* GIL: not needed. Errors: DLX_E_SCATTERED where it would take too many calls. */
-static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, parts* p) {
+/* Errors: DLX_E_SCATTERED if it would take too many calls. */
+static int divide(const transfer* t, const dlx_axis* axes, int n, int64_t item, parts* p) {
   int64_t calls = 1;
   *p = (parts){.width = item};
   if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) p->width *= axes[--n].extent;
-  if (n > 0 && is_box(w, &axes[n - 1], p->width)) p->rows = &axes[--n];
+  if (n > 0 && is_box(t, &axes[n - 1], p->width)) p->rows = &axes[--n];
   p->n = n;
   for (int i = 0; i < n; i++) {
     if (axes[i].extent > MAX_CALLS / calls) return DLX_E_SCATTERED;
@@ -232,103 +212,67 @@ static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, part
   return DLX_OK;
 }
 
-/* GIL: not needed. Errors: DLX_E_SCATTERED before anything is copied, DLX_E_DRIVER. */
-static int copy_axes(const ends* w, char* to, const char* from, const dlx_axis* axes, int n,
-                     int64_t item) {
-  parts p;
-  int status = divide(w, axes, n, item, &p);
-  if (status != DLX_OK) return status;
-  int64_t index[DLX_MAX_NDIM] = {0};
-  do {
-    status = p.rows ? copy_rows(w, to, from, p.rows, (size_t)p.width)
-                    : copy_run(w, to, from, (size_t)p.width);
-  } while (status == DLX_OK && dlx_next(axes, p.n, index, &to, &from));
-  return status;
-}
-
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) {
   int64_t strides[DLX_MAX_NDIM], item = dlx_itemsize(from->dtype, flags);
   if (item == 0 || dlx_size(from) == 0) return 0;
-  ends w = {.from_device = from->device.device_id, .to_device = from->device.device_id};
+  transfer t = {.from_device = from->device.device_id, .to_device = from->device.device_id};
   DLTensor to = *from;
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
   dlx_fresh_strides(from, keep_order, strides);
   to.strides = strides;
-  return divide(&w, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
+  return divide(&t, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
 }
 
-/* One transfer; the device's context is current, in the relaxed mode. */
-typedef struct {
-  ends ends;
-  const DLTensor *from, *to;
-  uint64_t flags;
-} transfer;
-
-/* Nothing is waited for but what the driver itself waits for. GIL: not needed. Errors:
- * DLX_E_PACKED, DLX_E_DRIVER; DLX_E_SCATTERED where it would take too many single copies. */
-static int copy(const ends* w, const DLTensor* from, const DLTensor* to, uint64_t flags) {
-  int64_t item = dlx_itemsize(from->dtype, flags);
+/* Begin a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
+static int copy(const transfer* t) {
+  const DLTensor *from = t->from, *to = t->to;
+  int64_t index[DLX_MAX_NDIM] = {0}, item = dlx_itemsize(from->dtype, t->flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
   char* target = (char*)to->data + to->byte_offset;
   const char* source = (const char*)from->data + from->byte_offset;
-  if (item == 0) return copy_run(w, target, source, (size_t)dlx_nbytes(from, flags));
+  if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
-  return copy_axes(w, target, source, axes, dlx_axes(from, to, item, axes), item);
+  parts p;
+  int status = divide(t, axes, dlx_axes(from, to, item, axes), item, &p);
+  if (status != DLX_OK) return status;
+  do {
+    status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
+                    : copy_run(t, target, source, (size_t)p.width);
+  } while (status == DLX_OK && dlx_next(axes, p.n, index, &target, &source));
+  return status;
 }
 
-/* Errors: DLX_E_CAPTURE where the stream captures, DLX_E_DRIVER. GIL: not needed. */
-static int can_wait(uint64_t stream) {
-  int captures, status = cuda_is_capturing(stream, &captures);
-  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
-}
-
-/* Rows of the host are packed first. GIL: not needed. */
-static int send_packed(const transfer* t) {
-  DLTensor like = *t->to; /* its layout, so that the copy is one run if the target is compact */
+/* Pack rows of the host first. */
+static int send_packed(transfer t) {
+  DLTensor like = *t.to; /* its layout, so that the copy is one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
-  int status = dlx_managed_empty(&like, t->flags, 1, &packed);
-  if (status != DLX_OK) return status;
-  status = dlx_copy(t->from, &packed->dl_tensor, t->flags);
-  if (status == DLX_OK) status = copy(&t->ends, &packed->dl_tensor, t->to, t->flags);
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
+  DLX_TRY(dlx_managed_empty(&like, t.flags, 1, &packed));
+  int status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
+  t.from = &packed->dl_tensor;
+  if (status == DLX_OK) status = copy(&t);
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, t.stream);
   dlx_managed_release(packed);
   return status;
 }
 
-/* The bytes from the first to the last element are copied to the host in one piece, and gathered
- * there. */
+/* Copy the bytes from the first to the last element in one piece, and gather them on the host. */
 static int fetch_whole(const transfer* t) {
   int64_t low, high;
-  const DLTensor* from = t->from;
-  dlx_extent(from, t->flags, &low, &high);
+  DLTensor here = *t->from;
+  dlx_extent(&here, t->flags, &low, &high);
   char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
-  const char* first = (const char*)from->data + from->byte_offset + low;
-  int status = copy_run(&t->ends, bytes, first, (size_t)(high - low));
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->ends.stream);
-  if (status == DLX_OK) {
-    DLTensor here = *from;
-    here.data = bytes - low;
-    here.byte_offset = 0;
-    here.device = (DLDevice){kDLCPU, 0};
-    status = dlx_copy(&here, t->to, t->flags);
-  }
+  const char* first = (const char*)here.data + here.byte_offset + low;
+  int status = copy_run(t, bytes, first, (size_t)(high - low));
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->stream);
+  here.data = bytes - low;
+  here.byte_offset = 0;
+  here.device = (DLDevice){kDLCPU, 0};
+  if (status == DLX_OK) status = dlx_copy(&here, t->to, t->flags);
   free(bytes);
   return status;
-}
-
-/* GIL: not needed; callers release it. Errors: as dlx_cuda_transfer. */
-static int run(const transfer* t, uint64_t stream, int wait) {
-  int status = wait ? can_wait(stream) : DLX_OK;
-  if (status == DLX_OK) status = copy(&t->ends, t->from, t->to, t->flags);
-  if (status == DLX_E_SCATTERED && (t->ends.from_device < 0 || t->ends.to_device < 0)) {
-    status = wait ? DLX_OK : can_wait(stream); /* the host takes part in this one */
-    if (status != DLX_OK) return status;
-    return t->ends.from_device < 0 ? send_packed(t) : fetch_whole(t);
-  }
-  return status == DLX_OK && wait ? CUDA(StreamSynchronize, t->ends.stream) : status;
 }
 
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
@@ -339,20 +283,18 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
     return DLX_E_DEVICE;
   if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
   if (dlx_size(from) == 0) return DLX_OK;
-  transfer t = {.ends = {.from_device = up ? -1 : from->device.device_id,
-                         .to_device = down ? -1 : to->device.device_id,
-                         .stream = cuda_stream(stream)},
-                .from = from,
-                .to = to,
-                .flags = flags};
-  int mode, status = cuda_enter(down ? t.ends.from_device : t.ends.to_device, &mode);
-  if (status != DLX_OK) return status;
-  status = run(&t, stream, wait); /* a copy of pageable memory may wait */
-  cuda_leave(mode);
-  return status;
+  int32_t from_device = up ? -1 : from->device.device_id;
+  int32_t to_device = down ? -1 : to->device.device_id;
+  transfer t = {from_device, to_device, cuda_stream(stream), from, to, flags};
+  CUDA_ENTERED(down ? from_device : to_device);
+  if (wait) DLX_TRY(cuda_can_wait(stream));
+  int status = copy(&t); /* which may wait for pageable memory */
+  if (status == DLX_E_SCATTERED && (up || down)) {
+    if (!wait) DLX_TRY(cuda_can_wait(stream)); /* the host takes part in this one */
+    return up ? send_packed(t) : fetch_whole(&t);
+  }
+  return status == DLX_OK && wait ? CUDA(StreamSynchronize, t.stream) : status;
 }
-
-/* ---- tests ----------------------------------------------------------------------------------- */
 
 void dlx_cuda_forget(void) {
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {

@@ -1,7 +1,5 @@
-/* Stream synchronization, readiness events, and memory released behind a stream.
- *
- * An event that is recorded on one stream and waited for on another is free at once: the wait keeps
- * the state that the event had then. So events are taken from a small pool and returned to it. */
+/* Stream synchronization, readiness events, and memory released behind a stream. An event is free
+ * once a stream waits for it, since the wait keeps its state: a small pool serves. */
 
 #include "driver.h"
 #include "core/allocate.h"
@@ -23,7 +21,6 @@ static int take_event(int32_t device, cu_event* event) {
   return status;
 }
 
-/* GIL: not needed. */
 static void destroy_event(int32_t device, cu_event event) {
   int mode;
   if (cuda_enter(device, &mode) != DLX_OK) return;
@@ -51,7 +48,7 @@ static void reject_event(int32_t device, cu_event event) {
 
 /* ---- graph capture --------------------------------------------------------------------------- */
 
-/* As cuda_is_capturing. Errors: the driver's code. */
+/* Errors: the driver's code. */
 static int ask_capturing(uint64_t stream, int* yes) {
   int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
   *yes = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE;
@@ -59,8 +56,12 @@ static int ask_capturing(uint64_t stream, int* yes) {
 }
 
 int cuda_is_capturing(uint64_t stream, int* yes) {
-  int code = ask_capturing(stream, yes);
-  return code == CU_OK ? DLX_OK : cuda_failed("cuStreamIsCapturing", code);
+  return cuda_checked("cuStreamIsCapturing", ask_capturing(stream, yes));
+}
+
+int cuda_can_wait(uint64_t stream) {
+  int captures, status = cuda_is_capturing(stream, &captures);
+  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
 }
 
 /* The capture that a stream takes part in; 0 = unknown. */
@@ -82,21 +83,21 @@ static int record(cu_event event, uint64_t stream) {
   return CUDA(EventRecord, event, cuda_stream(stream));
 }
 
-/* The context of the stream's device must be current. GIL: not needed. */
+/* The stream's device must be current. */
 static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
-/* Record on `from`, whose context is current, and make `to` wait. */
-static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  int here = 0, there = 0, status = cuda_is_capturing(from, &here);
-  if (status != DLX_OK) return status;
-  uint64_t capture = here ? capture_of(from) : 0;
+int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  int here = 0, there = 0, hop = from_device != to_device;
   cu_event event;
-  status = take_event(from_device, &event);
-  if (status != DLX_OK) return status;
-  int hop = from_device != to_device;
-  if (hop) status = dlx_cuda_push(to_device);
+  release_done(0);
+  if (from == to && !hop) return DLX_OK;
+  CUDA_PUSHED(from_device);
+  DLX_TRY(cuda_is_capturing(from, &here));
+  uint64_t capture = here ? capture_of(from) : 0;
+  DLX_TRY(take_event(from_device, &event));
+  int status = hop ? dlx_cuda_push(to_device) : DLX_OK;
   if (status == DLX_OK) {
     status = cuda_is_capturing(to, &there);
     /* Within one capture a dependency is a plain edge of the graph. */
@@ -110,45 +111,24 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
     status = wait_for(event, to);
     if (hop) dlx_cuda_pop();
   }
-  if (status == DLX_E_DRIVER) {
-    reject_event(from_device, event);
-  } else {
-    return_event(from_device, event);
-  }
-  return status;
-}
-
-int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  release_done(0);
-  if (from == to && from_device == to_device) return DLX_OK;
-  int status = dlx_cuda_push(from_device);
-  if (status != DLX_OK) return status;
-  status = link_streams(from_device, from, to_device, to);
-  dlx_cuda_pop();
+  (status == DLX_E_DRIVER ? reject_event : return_event)(from_device, event);
   return status;
 }
 
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
-  int status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, yes);
-  dlx_cuda_pop();
-  return status;
+  CUDA_PUSHED(device_id);
+  return cuda_is_capturing(stream, yes);
 }
 
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
-  int captures, mode, status = cuda_enter(device_id, &mode);
-  if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, &captures);
-  if (status == DLX_OK && captures) status = DLX_E_CAPTURE;
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, cuda_stream(stream));
-  cuda_leave(mode);
-  return status;
+  CUDA_ENTERED(device_id);
+  DLX_TRY(cuda_can_wait(stream));
+  return CUDA(StreamSynchronize, cuda_stream(stream));
 }
 
 static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
 
-/* dlx's own stream of a device, 0 where it is not made yet. GIL: not needed. */
+/* dlx's own stream of a device; 0 = not made yet. */
 static uint64_t own_stream(int32_t device_id) {
   return device_id >= 0 && device_id < DLX_MAX_DEVICES ? atomic_load(&own_streams[device_id]) : 0;
 }
@@ -160,8 +140,8 @@ uint64_t dlx_cuda_known_stream(int32_t device_id) {
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   *stream = dlx_cuda_known_stream(device_id);
   if (*stream) return DLX_OK;
-  int mode, status = cuda_enter(device_id, &mode);
-  if (status != DLX_OK) return status;
+  int status = DLX_OK;
+  CUDA_ENTERED(device_id);
   cuda_once_begin();
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
@@ -171,18 +151,14 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
     atomic_store(&own_streams[device_id], *stream);
   }
   cuda_once_end();
-  cuda_leave(mode);
   return status;
 }
 
 int dlx_cuda_wait_event(int32_t device_id, void* event) {
   uint64_t stream;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK) status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = wait_for(event, stream);
-  dlx_cuda_pop();
-  return status;
+  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
+  CUDA_PUSHED(device_id);
+  return wait_for(event, stream);
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
@@ -195,12 +171,11 @@ struct dlx_ready {
   atomic_int holders;
   int32_t device;
   uint64_t stream;
-  cu_event event; /* NULL: whatever is on the stream when it is waited for */
+  cu_event event; /* NULL: all that is on the stream when it is waited for */
   void* keep;     /* keeps the stream alive */
   dlx_release release_keep;
 };
 
-/* GIL: not needed. Errors: DLX_E_MEMORY. */
 static int make_ready(int32_t device_id, uint64_t stream, dlx_ready** out) {
   *out = dlx_allocate(sizeof **out);
   if (*out == NULL) return DLX_E_MEMORY;
@@ -213,21 +188,16 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   int captures;
   dlx_ready* ready;
   release_done(0);
-  int status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = make_ready(device_id, stream, &ready);
-  if (status == DLX_OK) {
-    status = cuda_is_capturing(stream, &captures);
-    if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
-    if (status == DLX_OK && !captures) status = record(ready->event, stream);
-    if (status != DLX_OK) {
-      reject_event(device_id, ready->event);
-      ready->event = NULL;
-      dlx_ready_drop(ready);
-    }
+  CUDA_PUSHED(device_id);
+  DLX_TRY(make_ready(device_id, stream, &ready));
+  int status = cuda_is_capturing(stream, &captures);
+  if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
+  if (status == DLX_OK && !captures) status = record(ready->event, stream);
+  if (status != DLX_OK) {
+    reject_event(device_id, ready->event);
+    free(ready);
+    return status;
   }
-  dlx_cuda_pop();
-  if (status != DLX_OK) return status;
   ready->keep = keep;
   ready->release_keep = release_keep;
   *out = ready;
@@ -256,18 +226,14 @@ void dlx_ready_drop(dlx_ready* ready) {
   free(ready);
 }
 
-/* The driver reuses handles, and 2 is another stream on every thread: a handle is only known to be
- * the same stream while `keep` keeps that alive. */
+/* The driver reuses handles, and 2 is another stream on every thread: a handle only means the same
+ * stream while `keep` keeps that alive. */
 static int is_living(const dlx_ready* ready) {
   if (ready->stream == DLX_STREAM_PER_THREAD) return 0;
   return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
 }
 
-static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t stream) {
-  return ready->device == device_id && ready->stream == stream && is_living(ready);
-}
-
-/* Whether what is waited for is done already. GIL: not needed. */
+/* Whether the work that is waited for is done already. */
 static int is_over(const dlx_ready* ready) {
   int mode, code;
   if (cuda_enter(ready->device, &mode) != DLX_OK) return 0;
@@ -277,20 +243,15 @@ static int is_over(const dlx_ready* ready) {
 }
 
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
-  if (is_same_stream(ready, device_id, stream)) return DLX_OK;
+  if (ready->device == device_id && ready->stream == stream && is_living(ready)) return DLX_OK;
   if (ready->event == NULL && dlx_ready_own_device(ready) < 0)
     return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  int captures, status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, &captures);
-  if (status == DLX_OK && captures) { /* what is done already needs no edge in the graph */
-    if (!is_over(ready)) status = DLX_E_CAPTURE;
-  } else if (status == DLX_OK) {
-    status = ready->event ? wait_for(ready->event, stream)
-                          : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  }
-  dlx_cuda_pop();
-  return status;
+  int captures;
+  CUDA_PUSHED(device_id);
+  DLX_TRY(cuda_is_capturing(stream, &captures));
+  if (captures) return is_over(ready) ? DLX_OK : DLX_E_CAPTURE; /* done: no edge in the graph */
+  return ready->event ? wait_for(ready->event, stream)
+                      : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
 }
 
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
@@ -300,19 +261,15 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
 
 int dlx_ready_synchronize(dlx_ready* ready) {
   if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
-  int mode, status = cuda_enter(ready->device, &mode);
-  if (status != DLX_OK) return status;
-  status = CUDA(EventSynchronize, ready->event);
-  cuda_leave(mode);
-  return status;
+  CUDA_ENTERED(ready->device);
+  return CUDA(EventSynchronize, ready->event);
 }
 
 /* ---- deferred release ------------------------------------------------------------------------ */
 
 /* Memory that was released while a stream may still use it is queued, one queue per stream, until
- * an event recorded on that stream is done. Nothing here blocks, but for owners that the driver
- * itself waits for; those have queues of their own, and only calls without the GIL look at them. */
-
+ * an event on that stream is done. Owners for whose release the driver waits have further queues,
+ * which only calls without the GIL look at. */
 typedef struct use {
   void *owner, *keep;
   dlx_release release, release_keep;
@@ -324,10 +281,10 @@ typedef struct use {
   struct use* next;
 } use;
 
-typedef struct queue { /* the queue of one stream: the device finishes in this order */
+typedef struct queue { /* of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
-  int waits; /* of owners whose release waits for the device, or of none */
+  int waits; /* as in `use` */
   use *first, *last;
   struct queue* next;
 } queue;
@@ -338,8 +295,7 @@ static atomic_int_least64_t n_waiting;
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
   cu_context context = NULL; /* retained now: a release may not wait, nor report an error */
-  int status = cuda_primary(device_id, &context);
-  if (status != DLX_OK) return status;
+  DLX_TRY(cuda_primary(device_id, &context));
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);
@@ -363,7 +319,7 @@ int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_releas
   return status;
 }
 
-/* Release the owner. GIL: not needed; no lock may be held. */
+/* Release the owner; no lock may be held. */
 static void finish(use* self) {
   return_event(self->device, self->event);
   if (self->release) self->release(self->owner);
@@ -371,25 +327,24 @@ static void finish(use* self) {
   free(self);
 }
 
-/* Make the device of an owner current, whose context is retained. Errors: the driver's code. */
+/* Make a device current. Errors: the driver's code. */
 static int push_code(int32_t device_id) {
   cu_context context = NULL;
   return cuda_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
                                                      : CU_INVALID_CONTEXT;
 }
 
-/* Whether nothing runs any more that could use memory: what was asked about is done, or its device,
- * context, stream or event is no more. After any other error it may still run. */
+/* Whether a code says that nothing can use memory any more: the work is done, or its device,
+ * context, stream or event is gone. After any other error it may still run. */
 static int is_over_by(int code) {
   return code == CU_OK || code == CU_NOT_INITIALIZED || code == CU_DEINITIALIZED ||
          code / 100 == CU_OF_CONTEXTS / 100 || code == CU_INVALID_HANDLE ||
          code / 100 == CU_LOST / 100;
 }
 
-/* 1 = the device is done, or is no more; 0 = not yet, or the driver did not say. An event is only
- * recorded where the stream still works, and on a stand-in always: that waits for the others with
- * what is put on it, and a query does not. The device's context must be current. GIL: not needed.
- */
+/* 1 = the device, which is current, is done, or gone; 0 = not yet, or the driver did not say. An
+ * event is only recorded on a stream that still works, but always on a stand-in, since a query does
+ * not wait for the other streams. */
 static int is_done(use* self) {
   int mode, code;
   if (self->event == NULL) {
@@ -403,13 +358,12 @@ static int is_done(use* self) {
       cuda_unrelax(mode);
       if (code != CU_NOT_READY) return is_over_by(code);
     }
-    if (take_event(self->device, &self->event) != DLX_OK) return 0; /* perhaps the next time */
+    if (take_event(self->device, &self->event) != DLX_OK) return 0;
     code = cu.EventRecord(self->event, cuda_stream(self->stream));
     if (code != CU_OK) {
       reject_event(self->device, self->event);
       self->event = NULL;
-      /* Of the event, or of a stream in another context; one that is no more answers the next
-       * query. */
+      /* An invalid handle may be the event's; a stream that is gone answers the next query. */
       return code != CU_INVALID_HANDLE && is_over_by(code);
     }
     if (!self->stands_in) return 0;
@@ -420,7 +374,7 @@ static int is_done(use* self) {
   return is_over_by(code);
 }
 
-/* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
+/* cuda_lock is held. Errors: 0 = no memory. */
 static int append(use* self) {
   queue* at = queues;
   while (at &&
@@ -444,8 +398,8 @@ static int append(use* self) {
   return 1;
 }
 
-/* Wait for what uses an owner that no queue has room for, unless its release waits. GIL: not
- * needed. Errors: 0 = it cannot be waited for: it is never released. */
+/* Wait for the users of an owner that was not queued, unless its release waits. Errors: 0 = that is
+ * impossible: it is never released. */
 static int is_waited_for(use* self) {
   if (self->waits) return 1;
   int mode;
@@ -457,7 +411,7 @@ static int is_waited_for(use* self) {
 
 void dlx_use_release(void* object) {
   use* self = object;
-  if (cuda_is_child()) { /* whatever it owns belongs to a driver that this process cannot call */
+  if (cuda_is_child()) { /* its driver cannot be called here */
     free(self);
     return;
   }
@@ -480,7 +434,7 @@ void dlx_use_release(void* object) {
   finish(self);
 }
 
-/* Move what is done from a queue to a list. GIL: not needed; cuda_lock held. */
+/* Move finished owners from a queue to a list. cuda_lock is held. */
 static void take_done(queue* at, use** done) {
   int code = push_code(at->device);
   if (!is_over_by(code)) return;
@@ -495,7 +449,7 @@ static void take_done(queue* at, use** done) {
   if (code == CU_OK) dlx_cuda_pop();
 }
 
-/* Release what is done; where the driver may be waited for, also what it waits for. */
+/* Release finished owners; with `may_wait` also those for which the driver waits. */
 static int64_t release_done(int may_wait) {
   if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
   use* done = NULL;
@@ -522,8 +476,6 @@ static int64_t release_done(int may_wait) {
 int64_t dlx_cuda_release_pending(void) {
   return release_done(1);
 }
-
-/* ---- tests ----------------------------------------------------------------------------------- */
 
 void cuda_forget_streams(void) {
   pthread_mutex_lock(&cuda_lock);

@@ -5,20 +5,19 @@
 #include <stdint.h>
 
 /* Our own declarations of the DLPack 1.3 binary interface, under the names of the upstream's
- * dlpack.h. tests/core/test_abi.py compares every size, offset and value with headers that we did
- * not write.
+ * dlpack.h.
  *
  * One file may include this and any dlpack.h (the upstream's, torch's, tvm-ffi's ...), in any
- * order: the first declares, the others see its guard. An older one that comes first is completed
- * here, by what its version surely lacks: not by kDLMAIA and kDLTrn, which some of 1.0 and 1.1
- * have. Include this header first where you need them.
+ * order: the first declares, the others see its guard. This header completes an older one that
+ * comes first, but for kDLMAIA and kDLTrn, which some of 1.0 and 1.1 have: include it first if you
+ * need them.
  *
  * cffi reads this file too, with every #ifdef false and every #if and #ifndef true; it takes
  * integer macros as constants. */
 
 enum { DLX_DLPACK_MAJOR = 1, DLX_DLPACK_MINOR = 3 };
 
-/* The version whose declarations are there already; 0 = none. Before 1.0 they are alike. */
+/* The version that is declared already; 0 = none. Before 1.0 they are alike. */
 #ifndef DLPACK_DLPACK_H_
 #define DLPACK_DLPACK_H_
 #define DLX_DLPACK_BEFORE 0
@@ -59,9 +58,8 @@ extern "C" {
 #define DLPACK_MAJOR_VERSION 1
 #define DLPACK_MINOR_VERSION 3
 
-/* Where the data lives. CPU, CUDA_HOST (pinned) and ROCM_HOST can be read by the host as they are;
- * CUDA_MANAGED can after the device is done. CUDA and ROCM are never alike.
- * In C a device type is an int32_t: a peer may send one that is not named here. */
+/* The host can read CPU, CUDA_HOST (pinned) and ROCM_HOST at once, CUDA_MANAGED once the device is
+ * done. In C a device type is an int32_t: a peer may send one that is not named here. */
 #ifdef __cplusplus
 enum DLDeviceType : int32_t {
 #else
@@ -162,8 +160,7 @@ enum {
 #ifndef DLPACK_FLAG_BITMASK_IS_COPIED /* the producer made this memory for the request */
 #define DLPACK_FLAG_BITMASK_IS_COPIED 2UL
 #endif
-#ifndef DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
-/* Each element below 8 bits has a byte of its own. */
+#ifndef DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED /* a byte for each element below 8 bits */
 #define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4UL
 #endif
 
@@ -175,10 +172,9 @@ typedef struct {
 
 struct DLManagedTensorVersioned {
   DLPackVersion version;
-  void* manager_ctx; /* the producer's own */
-  void (*deleter)(
-      struct DLManagedTensorVersioned* self); /* may be NULL; any thread, no lock held */
-  uint64_t flags;                             /* DLPACK_FLAG_BITMASK_... */
+  void* manager_ctx;                                      /* the producer's own */
+  void (*deleter)(struct DLManagedTensorVersioned* self); /* as in DLManagedTensor */
+  uint64_t flags;                                         /* DLPACK_FLAG_BITMASK_... */
   DLTensor dl_tensor;
 };
 #endif

@@ -7,11 +7,10 @@
 extern "C" {
 #endif
 
-/* The pure core: no Python in here. Every function states:
- *   Owns    who must release what, after success and after failure
- *   GIL     whether the caller needs it
- *   Errors  what the int returned means: DLX_OK, or one of the statuses below
- * cffi reads this file too: see dlpack_abi.h. */
+/* The pure core, without Python. cffi reads this file too: see dlpack_abi.h.
+ *   GIL     no function needs it; those that move many bytes, or may wait, are called without it
+ *   Owns    what the caller must release after success; after failure nothing was taken
+ *   Errors  an int that says none of its own is DLX_OK or one of the statuses below */
 
 enum {
   DLX_OK = 0,
@@ -43,7 +42,8 @@ enum {
 
 enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };
 
-/* ---- layout.c: arithmetic on one tensor; nothing is allocated, no lock is needed ------------- */
+/* ---- layout.c: arithmetic on one tensor; nothing is allocated ---------------------------------
+ */
 
 /* How elements lie in memory; dimensions of extent 0 or 1 are ignored. */
 enum {
@@ -53,143 +53,120 @@ enum {
   DLX_LAYOUT_PERMUTED = 8  /* dimensions not in row-major order */
 };
 
-/* Check what every later function relies on: rank, shape, dtype, flags, memory, overflow.
- * GIL: not needed. Errors: DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
+/* Check what every later function relies on: rank, shape, dtype, flags, memory, overflow. Errors:
+ * DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
 int dlx_validate(const DLTensor* tensor, uint64_t flags);
 
-/* 1 where a quick check suffices: elements in row-major order in host memory, at a multiple of
- * `alignment` (a power of two); dlx_validate and the layout part of dlx_check then find nothing,
- * for any consumer. 0 = check fully. GIL: not needed. */
+/* 1 if dlx_validate and the layout part of dlx_check find nothing, for any consumer: row-major
+ * elements in host memory at a multiple of `alignment` (a power of two). 0 = check fully. */
 int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 
-/* 1 where strides that mean nothing may make a program overflow which calculates with them: of a
- * tensor without elements below 0 or too large for its extents, of one element too large in bits.
- * GIL: not needed. */
+/* 1 if strides without a meaning could overflow in a program that calculates with them: below 0 or
+ * too large for the extents in a tensor without elements, too large in bits at an extent of 1. The
+ * second function writes them with small numbers in their place. */
 int dlx_has_odd_strides(const DLTensor* tensor);
-
-/* Write the strides of such a tensor with small numbers in the place of those that mean nothing.
- * GIL: not needed. */
 void dlx_normalize_strides(const DLTensor* tensor, int64_t* out);
 
-/* Elements in all. Wants a validated tensor. GIL: not needed. */
+/* Of a validated tensor: elements in all, bytes of them without gaps, and DLX_LAYOUT_* (0 =
+ * contiguous). */
 int64_t dlx_size(const DLTensor* tensor);
-
-/* Bytes from one element to the next; 0 where elements are packed below a byte. GIL: not needed. */
-int64_t dlx_itemsize(DLDataType dtype, uint64_t flags);
-
-/* Bytes of all elements, gaps not counted. Wants a validated tensor. GIL: not needed. */
 int64_t dlx_nbytes(const DLTensor* tensor, uint64_t flags);
-
-/* Byte range [low, high) that elements occupy, counted from the first element (low <= 0).
- * Wants a validated tensor. GIL: not needed. */
-void dlx_extent(const DLTensor* tensor, uint64_t flags, int64_t* low, int64_t* high);
-
-/* Write row-major strides (elements) for a shape. GIL: not needed. */
-void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides);
-
-/* DLX_LAYOUT_* features of a validated tensor; 0 = contiguous. GIL: not needed. */
 uint32_t dlx_layout(const DLTensor* tensor);
 
-/* 1 where `data` is an address that arithmetic may touch, 0 where it is an opaque handle.
- * GIL: not needed. */
-int dlx_data_is_address(int32_t device_type);
+/* The byte range [low, high) of the elements of a validated tensor, counted from the first element
+ * (low <= 0). */
+void dlx_extent(const DLTensor* tensor, uint64_t flags, int64_t* low, int64_t* high);
 
-/* 1 where the host may read the memory without asking a device first. GIL: not needed. */
+/* Bytes from one element to the next; 0 if elements are packed below a byte. */
+int64_t dlx_itemsize(DLDataType dtype, uint64_t flags);
+
+/* Write row-major strides (elements) for a shape. */
+void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides);
+
+/* 1 if `data` is an address on such a device, and no opaque handle; if the host may read the memory
+ * without asking a device first; if the memory has streams that dlx can order. */
+int dlx_data_is_address(int32_t device_type);
 int dlx_host_readable(int32_t device_type);
+int dlx_is_cuda(DLDevice device);
 
 /* ---- managed.c: tensors with an owner, released exactly once --------------------------------- */
 
 typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
- * strides written out, those that mean nothing normalized (dlx_has_odd_strides),
- * the byte offset folded into data where data is an address.
- * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
- * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */
+ * strides written out, odd ones (dlx_has_odd_strides) normalized, and the byte offset is added to
+ * `data` if that is an address. dlx_managed_trust does not check again what dlx_is_plain has. Owns:
+ * the result calls release(owner) once, when it and all that share it are gone. Errors: as
+ * dlx_validate, DLX_E_MEMORY. */
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out);
-
-/* The same of a tensor that dlx_is_plain holds of, which is not looked at again. */
 int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                       DLManagedTensorVersioned** out);
 
-/* The same around a foreign managed tensor, which is looked at.
- * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
- * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
+/* The same around a foreign managed tensor, which is checked. Owns: the result owes `foreign` its
+ * deleter. Errors: as dlx_managed_new, DLX_E_VERSION. */
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
 
-/* A further managed tensor over memory that `made` (one of ours) owns, described by `like`; NULL =
- * as `made` is, with other flags.
- * Owns: the result keeps `made` alive by a count. GIL: not needed. Errors: as dlx_managed_new. */
+/* A further managed tensor over the memory of `made` (one of ours), described by `like`; NULL = as
+ * `made`, with other flags. Owns: the result holds a count on `made`. Errors: as dlx_managed_new.
+ */
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out);
 
-/* Fresh host memory (DLX_ALIGNMENT) of the ndim, shape and dtype of `like`, uninitialised;
+/* Fresh, uninitialised host memory (DLX_ALIGNMENT) for the ndim, shape and dtype of `like`:
  * row-major, or with keep_order in the order of dimensions of a `like` that is validated. Nothing
- * else of it is read. Owns: the caller owns the result. GIL: not needed. Errors: as
- * dlx_managed_new. */
+ * else of it is read. Errors: as dlx_managed_new. */
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out);
 
-/* Give a tensor of ours another owner; NULL and NULL = none, so that it may only be released.
- * Owns: the owner of before is the caller's again, from here on as dlx_managed_new says. GIL: not
- * needed; no other thread may have the tensor. */
+/* Give a tensor of ours, which no other thread has, another owner (NULL and NULL = none); return
+ * its owner, borrowed, if `release` is what releases it (NULL = whatever does), else NULL. Owns:
+ * the owner of before is the caller's again. */
 void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release);
-
-/* The owner of `made` (one of ours), if `release` is what releases it (NULL = whatever does); else
- * NULL. Owns: nothing. GIL: not needed. */
 void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release release);
 
-/* Whether a managed tensor is one of ours, and the caller's count on it the only one. GIL: not
- * needed. */
+/* 1 if a managed tensor is one of ours, and the caller's count on it the only one. */
 int dlx_managed_is_sole(const DLManagedTensorVersioned* managed);
 
 /* Take another count on a tensor of ours: so that it lives while the GIL is released, or before a
- * hand-over to a consumer that may fail after it has released, or later. Owns: the caller has one
- * count more. GIL: not needed. */
+ * hand-over to a consumer that may fail after it has released, or later. */
 void dlx_managed_hold(DLManagedTensorVersioned* made);
 
-/* Give up on a tensor with no other holders whose consumer failed, by the count of
- * dlx_managed_hold: the owner is released now if the consumer has not done so; a deleter that it
- * calls later frees the struct, and nothing else. Owns: gives up the held count; the struct stays
- * behind until the consumer releases its own. GIL: not needed. */
+/* Give up a tensor with no other holders whose consumer failed, by the count of dlx_managed_hold:
+ * the owner is released now, unless the consumer has done so. A deleter that it calls later frees
+ * the struct, and nothing else. */
 void dlx_managed_abandon(DLManagedTensorVersioned* made);
 
-/* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
-void dlx_managed_release(DLManagedTensorVersioned* managed);
+/* Call the deleter of a DLManagedTensorVersioned, if there is one; it is a dlx_release. Owns: gives
+ * up the caller's count. */
+void dlx_managed_release(void* managed);
 
-/* A deleter for the conformance kit, which holds consumers to calling it once: adds 1 to the
- * uint64_t at manager_ctx, from any thread, at any time. Owns: frees nothing. GIL: not needed. */
+/* A deleter for the conformance kit: adds 1 to the uint64_t at manager_ctx, from any thread, and
+ * frees nothing. */
 void dlx_count_managed(DLManagedTensorVersioned* self);
 
-/* Managed tensors made or adopted here and not yet released. GIL: not needed. */
+/* Managed tensors made or adopted here and not yet released. */
 int64_t dlx_live(void);
 
 /* ---- legacy.c: the only file that knows DLManagedTensor -------------------------------------- */
 
-/* As dlx_managed_adopt, from the legacy struct (flags 0). */
+/* As dlx_managed_adopt, dlx_managed_release and dlx_count_managed, for the legacy struct. */
 int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out);
+void dlx_legacy_release(void* managed);
+void dlx_count_legacy(DLManagedTensor* self);
 
-/* Wrap one of ours for a consumer that knows only the legacy struct. The caller sees to it that
- * nothing is lost: there is no read-only flag in it.
- * Owns: on success the result owns `made`; on failure the caller still does. GIL: not needed.
+/* Wrap one of ours in the legacy struct, which has no read-only flag. Owns: the result owns `made`.
  * Errors: DLX_E_MEMORY. */
 int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
 
-/* Undo that, if nobody shares the tensor and the legacy struct says all of it. Owns: takes `shell`,
- * and gives its tensor to the caller. GIL: not needed. Errors: NULL = nothing changed. */
+/* Undo that, unless the tensor is shared or has flags. Owns: takes `shell`, and gives its tensor to
+ * the caller. Errors: NULL = nothing changed. */
 DLManagedTensorVersioned* dlx_legacy_unwrap(DLManagedTensor* shell);
-
-/* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
-void dlx_legacy_release(DLManagedTensor* managed);
-
-/* dlx_count_managed for the legacy struct. */
-void dlx_count_legacy(DLManagedTensor* self);
 
 /* ---- allocate.c: for tests ------------------------------------------------------------------- */
 
 /* Let one allocation of dlx's own C fail: number 1 is the next one, on any thread; 0 = none.
- * Returns what was left of the number before: 0 = that allocation has failed. GIL: not needed. */
+ * Returns what was left of the number before: 0 = that allocation has failed. */
 int64_t dlx_fail_allocation(int64_t number);
 
 /* ---- check.c: may this consumer take this tensor as it is? ----------------------------------- */
@@ -223,53 +200,43 @@ enum {
   DLX_INCOMPATIBLE_DEVICE = 1,
   DLX_INCOMPATIBLE_DTYPE = 2,
   DLX_INCOMPATIBLE_NDIM = 4,
-  DLX_INCOMPATIBLE_PADDED =
-      8, /* sub-byte elements in a byte each, for a consumer that packs them */
+  DLX_INCOMPATIBLE_PADDED = 8, /* sub-byte elements in a byte each, if the consumer packs them */
   DLX_INCOMPATIBLE_READONLY = 16,
   DLX_INCOMPATIBLE_NEGATIVE = 32,
   DLX_INCOMPATIBLE_ZERO = 64,
   DLX_INCOMPATIBLE_GAPS = 128,
   DLX_INCOMPATIBLE_PERMUTED = 256,
   DLX_INCOMPATIBLE_UNALIGNED = 512,
-  DLX_INCOMPATIBLE_PACKED = 1024,  /* packed sub-byte elements, for a consumer that pads them */
-  DLX_INCOMPATIBLE_NULL = 2048,    /* no element and no address, for a consumer that wants one */
+  DLX_INCOMPATIBLE_PACKED = 1024,  /* packed sub-byte elements, if it pads them */
+  DLX_INCOMPATIBLE_NULL = 2048,    /* no element and no address, if it wants one */
   DLX_INCOMPATIBLE_EXTENTS = 4096, /* no element, and extents that the consumer cannot multiply */
   DLX_COPY_RESOLVES = 1008         /* by a plain copy: read-only, layout and alignment */
 };
 
 /* DLX_INCOMPATIBLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.
- * No framework is known here by name. GIL: not needed. */
+ * No framework is known here by name. */
 uint32_t dlx_check(const DLTensor* tensor, uint64_t flags, const dlx_capabilities* consumer);
 
-/* Bytes that a consumer wants the address of the first element to be a multiple of. GIL: not
- * needed.
- */
+/* Bytes that the address of the first element must be a multiple of: for a consumer, or any. */
 int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer);
-
-/* Bytes that the address of the first element must be a multiple of. GIL: not needed. */
 int64_t dlx_natural_alignment(DLDataType dtype);
 
 /* ---- guards in C ----------------------------------------------------------------------------- */
 
-/* What an adapter may bring to answer several of its guards at once: first without a tensor, before
- * anything is borrowed, then with the tensor borrowed through its exchange table, already
- * validated; it is asked, too, whether one without an address is empty, or has no memory. Returns
- * 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no exception is set. */
+/* How an adapter may answer several of its guards at once: first without a tensor, then with the
+ * validated tensor that its exchange table gave, which may have no address. 1 = all of them are
+ * false, 0 = ask Python. GIL: held. Errors: none. */
 typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
 
 /* ---- copy.c: strided copies on the host ------------------------------------------------------ */
 
-/* Whether both lie in host memory and have the same shape and dtype, as copying wants them.
- * GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH. */
-int dlx_alike(const DLTensor* from, const DLTensor* to);
-
 /* Copy every element of `from` to the same index of `to`: same shape, dtype and flags, no overlap.
- * Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+ * Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
 
-/* Copy between packed and padded elements of less than a byte (one callable, 1 to 7 bits), the
- * first in the lowest bits; the flags say which side is which, and the packed side is row-major.
- * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+/* Copy between packed and padded elements of less than a byte (one lane, 1 to 7 bits), the first in
+ * the lowest bits; the flags say which side is which, and the packed side is row-major. Unused bits
+ * become 0. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
 /* ---- write.c: files in memory ---------------------------------------------------------------- */
@@ -277,35 +244,31 @@ int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, ui
 enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 
 /* Map the first `size` bytes of a file: to read, to write for everybody, or to write for oneself.
- * A large mapping begins where a huge page may. Owns: the caller, who calls dlx_unmap. GIL: not
- * needed. Errors: NULL with errno. */
+ * A large mapping begins where a huge page may. Owns: the caller calls dlx_unmap. Errors: NULL with
+ * errno. */
 void* dlx_map(int fd, int64_t size, int mode);
-
-/* GIL: not needed. Errors: none. */
 void dlx_unmap(void* address, int64_t size);
 
 typedef struct {
   int64_t from; /* address of memory of the host */
   int64_t to;   /* offset in a file */
-  int64_t size; /* bytes, more than 0: a run without any is to be left out */
+  int64_t size; /* bytes, more than 0: leave empty runs out */
 } dlx_run;
 
 /* Write runs of bytes into a file, in ascending order of their offsets; small gaps become zeros.
- * `mapping` is NULL, or the file's first `size` bytes, mapped to write for everybody: it then gets
- * huge pages where the kernel makes them, filled from 16 MiB on by two threads. No page that runs
- * cover is cleared first without need, none faults. GIL: not needed; callers release it. Errors: -1
- * with errno, EFAULT where memory cannot be read: its file has become shorter. */
+ * `mapping` is NULL, or the file's first `size` bytes, mapped with DLX_MAP_WRITE: it then gets huge
+ * pages if the kernel makes them, filled from 16 MiB on by two threads. Errors: -1 with errno,
+ * EFAULT if memory cannot be read because its file has become shorter. */
 int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int64_t count);
 
-/* ---- texts ----------------------------------------------------------------------------------- */
+/* ---- layout.c: texts ------------------------------------------------------------------------- */
 
-/* One sentence for a status, for the reason of an error. GIL: not needed. */
+/* One sentence for a status, for the reason of an error. */
 const char* dlx_status_text(int status);
 
-/* The compiler that built this binary, with its version. GIL: not needed. */
+/* The compiler that built this binary, with its version; and its flags, without warnings and paths.
+ */
 const char* dlx_compiler(void);
-
-/* The flags that it was built with, warnings and paths left out. GIL: not needed. */
 const char* dlx_compile_flags(void);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
-/* What other objects give out by Arrow's PyCapsule interface. It is moved out of its capsules at
- * once, which marks them as used; from then on the counts of core/arrow.c decide when it is
- * released. Python holds it in a capsule of dlx's own. */
+/* What other objects give out by Arrow's PyCapsule interface: moved out of its capsules at once,
+ * and held by Python in a capsule of dlx's own. */
 
 #include "interop.h"
 #include "base/threads.h"
 
+#include "core/allocate.h"
 #include "core/arrow.h"
 
 #include <string.h>
@@ -23,23 +23,24 @@ static void drop(dlx_arrow* data) {
   py_pending_restore(pending);
 }
 
-/* The pointer in a capsule of a name. Errors: NULL with an exception that says what it is. */
-static void* opened(PyObject* capsule, const char* name) {
+static void* pointer_of(PyObject* capsule, const char* name) {
   if (PyCapsule_IsValid(capsule, name)) return PyCapsule_GetPointer(capsule, name);
-  const char* found = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
-  if (PyCapsule_CheckExact(capsule))
+  if (PyCapsule_CheckExact(capsule)) {
+    const char* found = PyCapsule_GetName(capsule);
     return py_raise(DLX_E_ARROW, "expected a capsule named '%s', found one named '%s'", name,
                     found ? found : "NULL");
+  }
   return py_raise(DLX_E_ARROW, "expected a capsule named '%s', found %.200s", name,
                   Py_TYPE(capsule)->tp_name);
 }
 
-static PyObject* refuse(int status) {
-  if (status == DLX_E_CONSUMED) return py_raise(status, "this Arrow capsule was used before");
-  return py_raise(status, NULL);
+/* 0 for DLX_OK. */
+static int check_moved(int status) {
+  if (status != DLX_E_CONSUMED) return py_check(status);
+  return py_raise(status, "this Arrow capsule was used before"), -1;
 }
 
-/* Move a pair of capsules. Errors: -1 with an exception. */
+/* Move a pair of capsules. */
 static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
     py_raise(DLX_E_ARROW, "expected a pair of Arrow capsules, found %.200s",
@@ -47,8 +48,8 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
     return -1;
   }
   PyObject* capsules[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
-  struct ArrowSchema* schema = opened(capsules[0], k_schema);
-  void* array = schema ? opened(capsules[1], name) : NULL;
+  struct ArrowSchema* schema = pointer_of(capsules[0], k_schema);
+  void* array = schema ? pointer_of(capsules[1], name) : NULL;
   if (array == NULL) return -1;
   int status;
   PY_LOCKED(capsules[0]) /* of several threads one moves it */
@@ -59,14 +60,14 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
     status = dlx_arrow_move_array(data, array, name == k_device_array);
     PY_UNLOCKED()
   }
-  return status == DLX_OK ? 0 : (refuse(status), -1);
+  return check_moved(status);
 }
 
-/* Move a stream, read it to its end and release it. Errors: -1 with an exception. */
+/* Move a stream, read it to its end and release it. */
 static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   char why[512];
   int status;
-  void* held = opened(capsule, name);
+  void* held = pointer_of(capsule, name);
   if (held == NULL) return -1;
   dlx_arrow_stream stream = {.is_host = name == k_stream};
   PY_LOCKED(capsule) /* as above */
@@ -79,31 +80,22 @@ static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   }
   PY_UNLOCKED()
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_read(data, &stream);
-    dlx_arrow_end(&stream, status, why, sizeof why);
+    status = dlx_arrow_read(data, &stream, why, sizeof why);
   Py_END_ALLOW_THREADS
-  if (status == DLX_OK) return 0;
-  if (status == DLX_E_ARROW)
-    py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why");
-  else
-    refuse(status);
-  return -1;
+  if (status != DLX_E_ARROW) return check_moved(status);
+  return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why"), -1;
 }
 
 /* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
- * runs Python. Errors: NULL with an exception. */
+ * runs Python. */
 static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
   PyObject* given = PyObject_CallMethodNoArgs(obj, method);
   if (given == NULL) return NULL;
   dlx_arrow* data = dlx_arrow_new();
-  int failed = -1;
+  int is_stream = name == k_stream || name == k_device_stream;
   if (data == NULL) {
     PyErr_NoMemory();
-  } else {
-    int is_stream = name == k_stream || name == k_device_stream;
-    failed = is_stream ? take_stream(data, given, name) : take_pair(data, given, name);
-  }
-  if (failed && data) {
+  } else if ((is_stream ? take_stream(data, given, name) : take_pair(data, given, name)) < 0) {
     drop(data);
     data = NULL;
   }
@@ -115,7 +107,6 @@ static void destroy_data(PyObject* capsule) {
   drop(PyCapsule_GetPointer(capsule, k_data));
 }
 
-/* Owns: new reference. GIL: needed; runs Python. Errors: NULL with an exception. */
 static PyObject* open_by(PyObject* obj, PyObject* method) {
   static const struct {
     const char *method, *name;
@@ -134,50 +125,45 @@ static PyObject* open_by(PyObject* obj, PyObject* method) {
   return capsule;
 }
 
-PyDoc_STRVAR(arrow_open_doc,
-             "arrow_open(obj, method, /)\n--\n\n"
-             "Call one of the methods __arrow_c_array__, __arrow_c_stream__, "
-             "__arrow_c_device_array__ and\n"
-             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
-             "for the functions below.");
-
+PY_DOC(arrow_open, "Return all that one of an object's __arrow_c_*__ methods gives.");
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   return py_args("arrow_open", nargs, 2, 2) ? open_by(args[0], args[1]) : NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
 
-/* Owns: new reference. Errors: NULL with an exception. */
+/* Read the bytes at *text behind their length, and move *text behind them. */
+static PyObject* read_bytes(const char** text) {
+  int32_t size;
+  memcpy(&size, *text, sizeof size);
+  if (size < 0)
+    return py_raise(DLX_E_ARROW, "the metadata of a type has a length of %d", (int)size);
+  const char* bytes = *text + sizeof size;
+  *text = bytes + size;
+  return PyBytes_FromStringAndSize(bytes, size);
+}
+
 static PyObject* metadata_of(const char* text) {
   PyObject* found = PyDict_New();
-  int32_t n = 0, sizes[2];
+  int32_t n = 0;
   if (found == NULL || text == NULL) return found;
   memcpy(&n, text, sizeof n);
-  for (text += sizeof n; n > 0; n--) {
-    PyObject* pair[2] = {NULL, NULL};
-    int ok = 1;
-    for (int i = 0; i < 2 && ok; i++) {
-      memcpy(&sizes[i], text, sizeof sizes[i]);
-      ok = sizes[i] >= 0;
-      if (!ok) py_raise(DLX_E_ARROW, "the metadata of a type has a length of %d", (int)sizes[i]);
-      pair[i] = ok ? PyBytes_FromStringAndSize(text + sizeof sizes[i], sizes[i]) : NULL;
-      ok = pair[i] != NULL;
-      if (ok) text += sizeof sizes[i] + (size_t)sizes[i];
-    }
-    ok = ok && PyDict_SetItem(found, pair[0], pair[1]) == 0;
-    Py_XDECREF(pair[0]);
-    Py_XDECREF(pair[1]);
-    if (!ok) {
-      Py_DECREF(found);
-      return NULL;
-    }
+  for (text += sizeof n; found && n > 0; n--) {
+    PyObject* key = read_bytes(&text);
+    PyObject* value = key ? read_bytes(&text) : NULL;
+    if (value == NULL || PyDict_SetItem(found, key, value) < 0) Py_CLEAR(found);
+    Py_XDECREF(key);
+    Py_XDECREF(value);
   }
   return found;
 }
 
+static PyObject* decode(const char* text) {
+  return PyUnicode_DecodeUTF8(text ? text : "", text ? (Py_ssize_t)strlen(text) : 0, "replace");
+}
+
 static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known);
 
-/* Owns: new reference. Errors: NULL with an exception. */
 static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject* known) {
   if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
       (schema->n_children > 0 && schema->children == NULL))
@@ -191,24 +177,18 @@ static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject*
     if (child == NULL || PyList_Append(children, child) < 0) Py_CLEAR(children);
     Py_XDECREF(child);
   }
-  PyObject* found = NULL;
-  if (children) {
-    Py_SETREF(children, PyList_AsTuple(children));
-    if (children)
-      found = Py_BuildValue(
-          "(NNOOO)",
-          PyUnicode_DecodeUTF8(schema->format, (Py_ssize_t)strlen(schema->format), "replace"),
-          PyUnicode_DecodeUTF8(schema->name ? schema->name : "",
-                               schema->name ? (Py_ssize_t)strlen(schema->name) : 0, "replace"),
-          metadata, schema->dictionary ? Py_True : Py_False, children);
-  }
+  PyObject *found = NULL, *tuple = children ? PyList_AsTuple(children) : NULL;
+  if (tuple)
+    found = Py_BuildValue("(NNOOO)", decode(schema->format), decode(schema->name), metadata,
+                          schema->dictionary ? Py_True : Py_False, tuple);
+  Py_XDECREF(tuple);
   Py_XDECREF(children);
   Py_XDECREF(metadata);
   return found;
 }
 
-/* The same, read once: children that are shared at every level have more paths than can be walked.
- * `known`: {address: type}. Owns: new reference. Errors: NULL with an exception. */
+/* The same, once for each address in `known`: types that share children have more paths than can be
+ * walked. */
 static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
   PyObject* address = PyLong_FromVoidPtr((void*)schema);
   PyObject* found = address ? Py_XNewRef(PyDict_GetItemWithError(known, address)) : NULL;
@@ -224,11 +204,7 @@ static dlx_arrow* data_of(PyObject* capsule) {
   return PyCapsule_GetPointer(capsule, k_data);
 }
 
-PyDoc_STRVAR(arrow_schema_doc,
-             "arrow_schema(data, /)\n--\n\n"
-             "Return the type as (format, name, {key: value} of bytes, has a dictionary, types of "
-             "the children).");
-
+PY_DOC(arrow_schema, "Return (format, name, metadata, has a dictionary, types of the children).");
 static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
   dlx_arrow* data = data_of(capsule);
   PyObject* known = data ? PyDict_New() : NULL;
@@ -239,45 +215,36 @@ static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-/* One column of what was taken; -1 = the whole. */
+/* A column by its number, or DLX_ARROW_WHOLE. */
 typedef struct {
   dlx_arrow* data;
   int64_t number;
   dlx_arrow_column found;
-  dlx_arrow_fault fault;
 } column;
 
-static PyObject* contradiction(int status, const dlx_arrow_fault* fault) {
-  return status == DLX_E_ARROW ? py_raise(status, "its Arrow data contradicts itself: %s %lld",
-                                          fault->what, (long long)fault->found)
-                               : py_raise(status, NULL);
-}
-
-/* Errors: as dlx_arrow_look. */
 static int look(column* c) {
+  dlx_arrow_fault fault;
   int status;
   Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
-    status = dlx_arrow_look(c->data, c->number, &c->found, &c->fault);
+    status = dlx_arrow_look(c->data, c->number, &c->found, &fault);
   Py_END_ALLOW_THREADS
-  return status;
+  if (status != DLX_E_ARROW) return py_check(status);
+  return py_raise(status, "its Arrow data contradicts itself: %s %lld", fault.what,
+                  (long long)fault.found),
+         -1;
 }
 
-/* The column that arguments name. Errors: -1 with an exception. */
+/* Look at the column that arguments name. */
 static int named_column(PyObject* data, PyObject* number, column* c) {
   if ((c->data = data_of(data)) == NULL) return -1;
   c->number = PyLong_AsLongLong(number);
   if (c->number == -1 && PyErr_Occurred()) return -1;
-  int status = look(c);
-  return status == DLX_OK ? 0 : (contradiction(status, &c->fault), -1);
+  return look(c);
 }
 
-PyDoc_STRVAR(
-    arrow_column_doc,
-    "arrow_column(data, number, /)\n--\n\n"
-    "Return (dtype or None, shape, device, nulls, chunks, whether bools are packed, address) "
-    "of a column, or\n"
-    "of the whole (-1). Where it has no dtype only the first extent is known.");
-
+PY_DOC(arrow_column,
+       "Return (dtype or None, shape, device, nulls, chunks, are bools packed, address) of a "
+       "column or the whole (-1); without a dtype the shape is the first extent.");
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   if (!py_args("arrow_column", nargs, 2, 2) || named_column(args[0], args[1], &c) < 0) return NULL;
@@ -292,13 +259,11 @@ static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_
       PyLong_FromVoidPtr(found->data));
 }
 
-/* ---- tensors over columns -------------------------------------------------------------------- */
-
 static int is_numbers(const dlx_arrow_column* found) {
   return found->is_numbers && !found->n_nulls;
 }
 
-/* Whether a column can be shared as it is. */
+/* Whether a column can be shared. */
 static int is_in_one(const dlx_arrow_column* found) {
   return is_numbers(found) && !found->is_packed && found->n_chunks < 2;
 }
@@ -308,25 +273,26 @@ static int is_gathered_on_device(const dlx_arrow_column* found) {
 }
 
 /* Copy chunks of a CUDA device into memory there, on dlx's own stream, which waits for the event of
- * each. Owns: on success the chunks are kept until the device is done; the caller owns `out`. GIL:
- * not needed. Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
+ * each; they live until the device is done. GIL: not needed. Errors: as dlx_cuda_empty,
+ * dlx_cuda_transfer. */
 static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   int32_t device_id = c->found.device.device_id;
   uint64_t stream;
   void* use = NULL;
   DLTensor like = {
       .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
-  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
-  if (status != DLX_OK) return status;
-  status = dlx_cuda_work_stream(device_id, &stream);
+  DLX_TRY(dlx_cuda_empty(&like, 0, 0, device_id, out));
+  int status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)
     status = dlx_use_new(device_id, stream, c->data, dlx_arrow_drop, NULL, NULL, &use);
   if (status == DLX_OK) dlx_arrow_hold(c->data);
   char* to = (*out)->dl_tensor.data;
-  for (int64_t i = 0; i < dlx_arrow_batches(c->data) && status == DLX_OK; i++) {
-    DLTensor chunk;
-    void* event;
-    int64_t count = dlx_arrow_chunk(c->data, c->number, &c->found, i, &chunk, &event);
+  int64_t count;
+  DLTensor chunk;
+  void* event;
+  for (int64_t i = 0; status == DLX_OK; i++) {
+    count = dlx_arrow_chunk(c->data, c->number, &c->found, i, &chunk, &event);
+    if (count < 0) break;
     if (count == 0) continue;
     if (event) status = dlx_cuda_wait_event(device_id, *(void**)event);
     chunk.shape = &count;
@@ -340,8 +306,7 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   return status;
 }
 
-/* Make a managed tensor of a column of numbers: over its memory, which is read-only, or of a copy
- * in which chunks are joined and bools take a byte each. Owns: the caller owns *out. GIL: needed,
+/* Make a managed tensor of a column of numbers: over its memory, or of a copy. GIL: needed,
  * released while bytes move. Errors: DLX_E_DTYPE, DLX_E_COPY = it cannot be shared; as
  * dlx_arrow_gather. */
 static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
@@ -356,29 +321,16 @@ static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
   return status;
 }
 
-/* The same as a dlx.Tensor. Owns: new reference. Errors: NULL with an exception. */
+/* The same as a dlx.Tensor. */
 static PyObject* make_tensor(const column* c, int copies) {
   DLManagedTensorVersioned* made;
   int status = make(c, copies, &made);
   return py_tensor_result(status, made);
 }
 
-/* Make readers of device memory wait for it: for the event that it came with, or the copy. Errors:
- * -1 with an exception. */
-static int follow(const column* c, TensorObject* tensor, int copies) {
-  DLDevice device = c->found.device;
-  void* event = copies ? NULL : dlx_arrow_event(c->data);
-  if (event && py_check(dlx_cuda_wait_event(device.device_id, *(void**)event)) < 0) return -1;
-  int is_later = event || (copies && is_gathered_on_device(&c->found));
-  return is_later ? py_cuda_ready_here(tensor, device.device_id) : 0;
-}
-
-PyDoc_STRVAR(
-    arrow_tensor_doc,
-    "arrow_tensor(data, number, copies, /)\n--\n\n"
-    "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only; or a "
-    "copy on its device, chunks joined, bools of the host a byte each.");
-
+PY_DOC(arrow_tensor,
+       "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only, "
+       "or of a copy on its device.");
 static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   if (!py_args("arrow_tensor", nargs, 3, 3) || named_column(args[0], args[1], &c) < 0) return NULL;
@@ -389,15 +341,20 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
                     "it is ready at an event of device (%d, %d), for which dlx cannot wait",
                     c.found.device.device_type, c.found.device.device_id);
   PyObject* tensor = make_tensor(&c, copies);
-  if (tensor && follow(&c, (TensorObject*)tensor, copies) < 0) Py_CLEAR(tensor);
+  if (tensor == NULL) return NULL;
+  /* Readers of device memory wait for its event, or for the copy. */
+  void* event = copies ? NULL : dlx_arrow_event(c.data);
+  int32_t device_id = c.found.device.device_id;
+  if ((event && py_check(dlx_cuda_wait_event(device_id, *(void**)event)) < 0) ||
+      ((event || (copies && may_wait)) && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0))
+    Py_CLEAR(tensor);
   return tensor;
 }
 
-/* ---- for the fast path: numbers of the host, whatever else is left to Python ------------------
- */
+/* ---- for the fast path: numbers of the host; all else is left to Python ---------------------- */
 
-/* Whether a column is numbers without nulls on the host, or fixed-size lists of such, none of an
- * extension type. */
+/* Whether a column is numbers without nulls on the host, or fixed-size lists of them, and no level
+ * an extension type. */
 static int is_plain(const column* c) {
   const struct ArrowSchema* schema = dlx_arrow_schema(c->data);
   if (c->number != DLX_ARROW_WHOLE) schema = schema->children[c->number];
@@ -408,23 +365,20 @@ static int is_plain(const column* c) {
   }
 }
 
-/* Take what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none: a stream shows the
- * chunks that __arrow_c_array__ of some libraries joins silently; and look at the whole of it.
- * Owns: the caller owns c->data, which is NULL on failure. GIL: needed; runs Python. Errors: -1
- * with an exception. */
+/* Look at all that __arrow_c_stream__ gives, or else __arrow_c_array__, which joins chunks silently
+ * in some libraries. Owns: the caller owns c->data. */
 static int take_whole(PyObject* obj, column* c) {
   int has_stream = _PyType_Lookup(Py_TYPE(obj), py_name_arrow_stream) != NULL;
   c->number = DLX_ARROW_WHOLE;
   c->data = has_stream ? take(obj, py_name_arrow_stream, k_stream)
                        : take(obj, py_name_arrow_array, k_array);
-  int status = c->data ? look(c) : DLX_OK;
-  if (c->data && status == DLX_OK) return 0;
-  if (c->data) contradiction(status, &c->fault), drop(c->data);
-  return -1;
+  if (c->data == NULL) return -1;
+  int failed = look(c);
+  if (failed) drop(c->data);
+  return failed;
 }
 
-/* Export plain numbers that can be shared as they are. Owns: the caller owns *out. GIL: needed;
- * runs Python. Errors: -1 with an exception. */
+/* Export plain numbers that can be shared. Owns: the caller owns *out. */
 static int export(void* obj, DLManagedTensorVersioned** out) {
   column c;
   if (take_whole(obj, &c) < 0) return -1;
@@ -433,8 +387,7 @@ static int export(void* obj, DLManagedTensorVersioned** out) {
   return py_check(status);
 }
 
-/* The same, by __dlpack__ where the type has that: a third of the work of two Arrow capsules. Owns,
- * GIL, Errors: as `export`. */
+/* The same by __dlpack__ if the type has that: a third of the work of two Arrow capsules. */
 static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
   if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL) return export(obj, out);
   if (py_capsule_export(obj, out) < 0) return -1;
@@ -442,13 +395,9 @@ static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
   return 0;
 }
 
-PyDoc_STRVAR(arrow_exchange_doc,
-             "arrow_exchange(by_dlpack=False, /)\n--\n\n"
-             "Return an exchange table that exports numbers of the host from any object with "
-             "__arrow_c_array__ or\n"
-             "__arrow_c_stream__, and does nothing else; by_dlpack: with __dlpack__(max_version=), "
-             "where its type has that.");
-
+PY_DOC(arrow_exchange,
+       "Return an exchange table that only exports, by an object's __arrow_c_array__ or "
+       "__arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type has that.");
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   static const DLPackExchangeAPI tables[] = {
       {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
@@ -460,11 +409,9 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
 }
 
-PyDoc_STRVAR(arrow_joined_doc,
-             "arrow_joined(obj, /)\n--\n\n"
-             "Copy plain numbers of the host that cannot be shared as they are into a new "
-             "dlx.Tensor: chunks joined,\nbools a byte each. None for all else.");
-
+PY_DOC(arrow_joined,
+       "Copy plain numbers of the host that cannot be shared into a new dlx.Tensor; None for all "
+       "else.");
 static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
   column c;
   if (take_whole(obj, &c) < 0) return NULL;
@@ -473,9 +420,9 @@ static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
   return joined;
 }
 
-/* Put the columns of a table of the host into a dict, by their names; nothing is copied before all
- * are known. `joins`: what cannot be shared as it is, is copied. GIL: needed, released while bytes
- * move. Errors: 0 = the Python path says why, unless an exception is set. */
+/* Put the columns of a host table into a dict by their names; nothing is copied before all are
+ * known. `joins`: columns that cannot be shared are copied. Errors: 0 = the Python path says why,
+ * unless an exception is set. */
 static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   const struct ArrowSchema* schema = dlx_arrow_schema(data);
   if (!dlx_arrow_is_table(data) || dlx_arrow_is_extension(schema) || dlx_arrow_event(data))
@@ -483,14 +430,12 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   for (int is_last = 0; is_last < 2; is_last++) { /* those that are shared first */
     for (int64_t i = 0; i < schema->n_children; i++) {
       column c = {.data = data, .number = i};
-      if (look(&c) != DLX_OK || !is_plain(&c)) return 0;
+      if (look(&c) < 0 || !is_plain(&c)) return 0;
       int copies = !is_in_one(&c.found);
       if (copies && !joins) return 0;
       if (is_last && !copies) continue;
       PyObject* value = copies && !is_last ? Py_NewRef(Py_None) : make_tensor(&c, copies);
-      const char* text = schema->children[i]->name ? schema->children[i]->name : "";
-      PyObject* name =
-          value ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+      PyObject* name = value ? decode(schema->children[i]->name) : NULL;
       int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
       Py_XDECREF(name);
       Py_XDECREF(value);
@@ -500,13 +445,10 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   return 1;
 }
 
-PyDoc_STRVAR(
-    arrow_columns_doc,
-    "arrow_columns(method, obj, joins, /)\n--\n\n"
-    "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives, where that is a "
-    "table of the host\nwhose columns are numbers without nulls; else (None, data), or (None, what "
-    "the method raised). joins:\nchunks may be joined and bools unpacked, by a copy.");
-
+PY_DOC(arrow_columns,
+       "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives if that is a host "
+       "table of numbers without nulls; else (None, data), or (None, the error). joins: columns "
+       "may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
   PyObject *answer = open_by(args[1], args[0]), *columns = NULL;

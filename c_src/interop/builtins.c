@@ -1,11 +1,10 @@
-/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and listing the
- * incompatibilities between one and a consumer. */
+/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and checking one. */
 
 #include "interop.h"
+#include "core/allocate.h"
 
 #include <string.h>
 
-/* Owns: numbers written to `out`. Errors: -1 with an exception. */
 static int read_numbers(PyObject* sequence, int64_t* out, Py_ssize_t n, const char* what) {
   PyObject* fast = PySequence_Tuple(sequence); /* a copy: reading a number may run Python */
   if (fast == NULL) return -1;
@@ -44,13 +43,8 @@ int py_read_device(PyObject* pair, DLDevice* out) {
   return 0;
 }
 
-PyDoc_STRVAR(tensor_new_doc,
-             "tensor_new(address, shape, strides, dtype, device, flags, owner)\n--\n\n"
-             "Make a dlx.Tensor over memory at an address that `owner` keeps alive.\n\n"
-             "shape (ndim,) and strides (ndim,) in elements, or None = row-major; dtype (code, "
-             "bits, lanes);\n"
-             "device (type, id); flags as in DLPack. Raises what dlx_validate finds.");
-
+PY_DOC(tensor_new,
+       "Make a dlx.Tensor over memory that `owner` keeps alive; strides in elements, or None.");
 static PyObject* tensor_new(PyObject* module, PyObject* args) {
   PyObject *address, *shape, *strides, *dtype, *device, *owner;
   unsigned long long flags;
@@ -79,12 +73,9 @@ static PyObject* tensor_new(PyObject* module, PyObject* args) {
   return py_tensor_result(status, made);
 }
 
-PyDoc_STRVAR(tensor_view_doc,
-             "tensor_view(tensor, dtype, device, flags, owner)\n--\n\n"
-             "Make a further dlx.Tensor over the same memory. dtype, device and flags replace the "
-             "tensor's own\n"
-             "where they are not None; the view also keeps `owner` alive unless it is None.");
-
+PY_DOC(tensor_view,
+       "Make a further dlx.Tensor over the same memory. dtype, device and flags are the tensor's "
+       "own if None; the view also keeps `owner` alive unless that is None.");
 static PyObject* tensor_view(PyObject* module, PyObject* args) {
   PyObject *tensor, *dtype, *device, *flags_object, *owner;
   if (!PyArg_ParseTuple(args, "OOOOO:tensor_view", &tensor, &dtype, &device, &flags_object, &owner))
@@ -118,53 +109,54 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   return view;
 }
 
-/* Errors: a status; then *out is NULL. GIL: not needed. */
-static int copied(const DLTensor* from, uint64_t flags, int keep_order,
-                  DLManagedTensorVersioned** out) {
+/* Copy host memory; with a stream device memory, on that. GIL: not needed. Errors: a status; *out
+ * is NULL then. */
+static int copy(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
+                DLManagedTensorVersioned** out) {
   *out = NULL;
-  int status = dlx_managed_empty(from, flags, keep_order, out);
-  if (status == DLX_OK && (status = dlx_copy(from, &(*out)->dl_tensor, flags)) != DLX_OK) {
+  DLX_TRY(dlx_managed_empty(from, flags, keep_order, out));
+  const DLTensor* to = &(*out)->dl_tensor;
+  int status = stream ? dlx_cuda_transfer(from, to, flags, stream, 1) : dlx_copy(from, to, flags);
+  if (status != DLX_OK) {
     dlx_managed_release(*out);
     *out = NULL;
   }
   return status;
 }
 
-DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {
+DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
+                                          uint64_t stream) {
   enum { FEW = 1 << 14 /* bytes that move in less time than the GIL takes to change hands */ };
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
   DLManagedTensorVersioned* fresh = NULL;
-  int status = dlx_host_readable(t->device.device_type) ? DLX_OK : DLX_E_DEVICE;
-  if (status == DLX_OK && dlx_nbytes(t, flags) <= FEW) {
-    status = copied(t, flags, keep_order, &fresh);
-  } else if (status == DLX_OK) {
+  int status = DLX_E_DEVICE;
+  if (stream || (dlx_host_readable(t->device.device_type) && dlx_nbytes(t, flags) > FEW)) {
     dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
     Py_BEGIN_ALLOW_THREADS
-      status = copied(t, flags, keep_order, &fresh);
+      status = copy(t, flags, keep_order, stream, &fresh);
     Py_END_ALLOW_THREADS
     py_managed_release(from);
+  } else if (dlx_host_readable(t->device.device_type)) {
+    status = copy(t, flags, keep_order, 0, &fresh);
   }
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-PyDoc_STRVAR(
-    tensor_copy_doc,
-    "tensor_copy(tensor, keep_order, /)\n--\n\n"
-    "Copy into fresh, writable host memory aligned to 256 bytes; row-major, or with the order of\n"
-    "dimensions kept. The GIL is released while bytes move.");
-
+PY_DOC(tensor_copy,
+       "Copy into fresh, writable host memory, row-major or in the order of dimensions; device "
+       "memory on a stream that waits for it already.");
 static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
-      py_args("tensor_copy", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
+      py_args("tensor_copy", nargs, 2, 3) ? py_tensor_managed(args[0]) : NULL;
   int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
-  if (keep_order < 0) return NULL;
-  m = py_managed_copy(m, keep_order);
+  uint64_t stream = nargs == 3 ? PyLong_AsUnsignedLongLong(args[2]) : 0;
+  if (keep_order < 0 || PyErr_Occurred()) return NULL;
+  m = py_managed_copy(m, keep_order, stream);
   return m ? py_tensor_wrap(m) : NULL;
 }
 
-/* Owns: borrowed; a reference to each tensor is held by the list. Errors: NULL with an exception.
- */
+/* Owns: the list keeps the tensors. */
 static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
   DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
   if (rows == NULL) return (DLManagedTensorVersioned**)PyErr_NoMemory();
@@ -177,7 +169,7 @@ static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
   return rows;
 }
 
-/* Whether tensors stack: on one device, of whatever number where the host reads them. */
+/* Whether tensors stack: on one device, of any number if the host reads them. */
 static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
   uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
@@ -188,8 +180,8 @@ static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVer
          (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
 }
 
-/* Fresh memory for n tensors like `row`, one after another; none where a consumer (NULL = none is
- * asked) does not take it. Errors: a status. */
+/* Fresh memory for n tensors like `row`, one after another, unless a consumer (or NULL) does not
+ * take it. Errors: a status. */
 static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
                       const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
   int64_t shape[DLX_MAX_NDIM + 1] = {n};
@@ -209,7 +201,6 @@ static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
   return dlx_managed_empty(&like, flags, 0, out);
 }
 
-/* GIL: not needed. Errors: a status. */
 static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
                      const DLManagedTensorVersioned* whole) {
   DLTensor to = whole->dl_tensor;
@@ -225,16 +216,10 @@ static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
   return status;
 }
 
-PyDoc_STRVAR(
-    tensor_stack_doc,
-    "tensor_stack(tensors, capabilities=0, /)\n--\n\n"
-    "Copy a list of tensors into one new tensor, along a new first dimension. Return the number of "
-    "the first one\n"
-    "whose shape, dtype or device differs from the first's, if there is one; None where a consumer "
-    "does not take the\n"
-    "result, whose dlx_capabilities are at an address. The GIL is released while bytes move;\n"
-    "nobody else may know the list.");
-
+PY_DOC(tensor_stack,
+       "Stack a list of tensors that no other thread knows into a new one. Return the number of "
+       "the first that differs in shape, dtype or device, or None if the dlx_capabilities at an "
+       "address do not take the result.");
 static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("tensor_stack", nargs, 1, 2)) return NULL;
   PyObject* tensors = args[0];
@@ -263,17 +248,11 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   return py_raise(status, NULL);
 }
 
-PyDoc_STRVAR(
-    tensor_repack_doc,
-    "tensor_repack(tensor, /)\n--\n\n"
-    "Copy packed elements of less than a byte to a byte each, or such ones into packed ones; into\n"
-    "fresh, writable, row-major host memory. The GIL is released meanwhile.");
-
+PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or the other way.");
 static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   DLManagedTensorVersioned *from = py_tensor_managed(tensor), *made;
   if (from == NULL) return NULL;
-  uint64_t flags =
-      ~from->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED; /* the other of the two */
+  uint64_t flags = ~from->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   int status = dlx_managed_empty(&from->dl_tensor, flags, 0, &made);
   if (status != DLX_OK) return py_raise(status, NULL);
   Py_BEGIN_ALLOW_THREADS
@@ -284,11 +263,7 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   return py_raise(status, NULL);
 }
 
-PyDoc_STRVAR(
-    tensor_check_doc,
-    "tensor_check(tensor, capabilities, /)\n--\n\n"
-    "Return the DLX_INCOMPATIBLE_* bits between a tensor and the dlx_capabilities at an address.");
-
+PY_DOC(tensor_check, "Return DLX_INCOMPATIBLE_* for the dlx_capabilities at an address.");
 static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
       py_args("tensor_check", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
@@ -300,23 +275,109 @@ static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_
   return PyLong_FromUnsignedLong(dlx_check(&m->dl_tensor, m->flags, consumer));
 }
 
-PyDoc_STRVAR(buffer_address_doc,
-             "buffer_address(view, /)\n--\n\n"
-             "Return the address of a memoryview's first element.");
-
+PY_DOC(buffer_address, "Return the address of a memoryview's first element.");
 static PyObject* buffer_address(PyObject* module, PyObject* view) {
   if (!PyMemoryView_Check(view))
     return PyErr_Format(PyExc_TypeError, "buffer_address takes a memoryview");
-  Py_buffer buffer; /* asked for anew, since a view may have been released */
+  Py_buffer buffer; /* a view may have been released */
   if (PyObject_GetBuffer(view, &buffer, PyBUF_FULL_RO) < 0) return NULL;
   void* address = buffer.buf;
   PyBuffer_Release(&buffer);
   return PyLong_FromVoidPtr(address);
 }
 
+/* The owner of an adopted tensor: the foreign struct, and the Python object that may hold that. */
+typedef struct {
+  DLManagedTensorVersioned* wrapper; /* owes the foreign deleter; disowned when only borrowed */
+  PyObject* keep;                    /* may be NULL; released after the deleter has run */
+} adopted;
+
+static void release_adopted(void* owner) {
+  adopted* self = owner;
+  dlx_managed_release(self->wrapper);
+  if (self->keep) py_release_object(self->keep);
+  free(self);
+}
+
+/* Owns: `out` owes the deleter (unless borrowed) and a reference to `keep`. Errors: a status, and
+ * the struct was only read. */
+static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
+                 DLManagedTensorVersioned** out) {
+  adopted* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  *self = (adopted){.keep = keep};
+  int status = legacy ? dlx_legacy_adopt(foreign, &self->wrapper)
+                      : dlx_managed_adopt(foreign, &self->wrapper);
+  if (status == DLX_OK) {
+    /* The copied flag describes a hand-over, not the memory. */
+    uint64_t flags = self->wrapper->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
+    status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_adopted, out);
+    if (status != DLX_OK || borrow) dlx_managed_own(self->wrapper, NULL, NULL);
+    if (status != DLX_OK) dlx_managed_release(self->wrapper);
+  }
+  if (status == DLX_OK)
+    Py_XINCREF(keep);
+  else
+    free(self);
+  return status;
+}
+
+PY_DOC(managed_adopt,
+       "Make a dlx.Tensor from a managed tensor at an address, which it owes the deleter unless "
+       "borrowed; `keep` lives until that has run.");
+static PyObject* managed_adopt(PyObject* module, PyObject* args) {
+  PyObject *address, *keep;
+  int legacy, borrow;
+  if (!PyArg_ParseTuple(args, "OppO:managed_adopt", &address, &legacy, &borrow, &keep)) return NULL;
+  void* foreign = PyLong_AsVoidPtr(address);
+  if (foreign == NULL) {
+    if (!PyErr_Occurred()) py_raise(DLX_E_NULL, "there is no managed tensor at address 0");
+    return NULL;
+  }
+  /* The shell comes first: nothing may fail once memory has been taken. */
+  TensorObject* tensor = py_tensor_alloc();
+  if (tensor == NULL) return NULL;
+  int status = adopt(foreign, legacy, borrow, keep == Py_None ? NULL : keep, &tensor->managed);
+  if (status == DLX_OK) return (PyObject*)tensor;
+  Py_DECREF(tensor);
+  if (status != DLX_E_VERSION) return py_raise(status, NULL);
+  const DLPackVersion* found = foreign; /* the first field of every version */
+  return py_raise(status, "the struct says DLPack %u.%u, dlx reads 1.x", found->major,
+                  found->minor);
+}
+
+PY_DOC(tensor_address,
+       "Return the address of a dlx.Tensor's DLTensor, which lives as long as the tensor.");
+static PyObject* tensor_address(PyObject* module, PyObject* tensor) {
+  DLManagedTensorVersioned* made = py_tensor_managed(tensor);
+  return made ? PyLong_FromVoidPtr(&made->dl_tensor) : NULL;
+}
+
+PY_DOC(tensor_empty, "Make a dlx.Tensor over fresh host memory for the DLTensor at an address.");
+static PyObject* tensor_empty(PyObject* module, PyObject* address) {
+  const DLTensor* like = PyLong_AsVoidPtr(address);
+  if (like == NULL) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no DLTensor at address 0");
+    return NULL;
+  }
+  DLManagedTensorVersioned* made;
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_managed_empty(like, 0, 0, &made);
+  Py_END_ALLOW_THREADS
+  return py_tensor_result(status, made);
+}
+
 PyMethodDef py_make_functions[] = {
-    PY_VARARGS(tensor_new),   PY_VARARGS(tensor_view),
-    PY_FASTCALL(tensor_copy), PY_FASTCALL(tensor_stack),
-    PY_ONE(tensor_repack),    PY_FASTCALL(tensor_check),
-    PY_ONE(buffer_address),   PY_END,
+    PY_VARARGS(tensor_new),
+    PY_VARARGS(tensor_view),
+    PY_FASTCALL(tensor_copy),
+    PY_FASTCALL(tensor_stack),
+    PY_ONE(tensor_repack),
+    PY_FASTCALL(tensor_check),
+    PY_ONE(buffer_address),
+    PY_VARARGS(managed_adopt),
+    PY_ONE(tensor_address),
+    PY_ONE(tensor_empty),
+    PY_END,
 };

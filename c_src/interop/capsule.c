@@ -1,8 +1,5 @@
-/* The four states of a DLPack capsule, and the claim as one step.
- *
- * Names are compared as text and must outlive every capsule, so they are literals here and nowhere
- * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
- * the one who renamed it. */
+/* The four states of a DLPack capsule, and the claim as one step. A capsule under a fresh name owns
+ * its managed tensor; whoever renames it takes that over. Names must outlive every capsule. */
 
 #include "interop.h"
 #include "base/threads.h"
@@ -11,8 +8,13 @@ enum { VERSIONED, LEGACY };
 static const char* const fresh_name[] = {"dltensor_versioned", "dltensor"};
 static const char* const used_name[] = {"used_dltensor_versioned", "used_dltensor"};
 
-/* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
- * that rejects sets its error first and drops the capsule then. */
+/* Whether an object is a capsule under a name of one of these pairs; `legacy` says which. */
+static int is_named(PyObject* obj, const char* const names[2], int* legacy) {
+  *legacy = PyCapsule_IsValid(obj, names[LEGACY]);
+  return *legacy || PyCapsule_IsValid(obj, names[VERSIONED]);
+}
+
+/* The destructors run with the GIL, perhaps with the exception of a consumer that rejects. */
 static void destroy_versioned(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, fresh_name[VERSIONED]))
     py_managed_release(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]));
@@ -43,29 +45,19 @@ PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
   return capsule;
 }
 
-PyDoc_STRVAR(capsule_state_doc,
-             "capsule_state(obj, /)\n--\n\n"
-             "Return 'versioned', 'legacy', 'used', or None where obj is no DLPack capsule.");
-
+PY_DOC(capsule_state, "Return 'versioned', 'legacy', 'used', or None if obj is no DLPack capsule.");
 static PyObject* capsule_state(PyObject* module, PyObject* obj) {
-  const char* state = NULL;
-  if (PyCapsule_IsValid(obj, fresh_name[VERSIONED])) {
-    state = "versioned";
-  } else if (PyCapsule_IsValid(obj, fresh_name[LEGACY])) {
-    state = "legacy";
-  } else if (PyCapsule_IsValid(obj, used_name[VERSIONED]) ||
-             PyCapsule_IsValid(obj, used_name[LEGACY])) {
-    state = "used";
-  }
-  if (state == NULL) Py_RETURN_NONE;
-  return PyUnicode_FromString(state);
+  int legacy;
+  if (is_named(obj, fresh_name, &legacy))
+    return PyUnicode_FromString(legacy ? "legacy" : "versioned");
+  if (is_named(obj, used_name, &legacy)) return PyUnicode_FromString("used");
+  Py_RETURN_NONE;
 }
 
-/* GIL: needed. Errors: a raised exception that says what the object is instead. */
+/* Errors: 0 with an exception that says what the object is instead. */
 static int is_fresh(PyObject* obj, int* legacy) {
-  *legacy = PyCapsule_IsValid(obj, fresh_name[LEGACY]);
-  if (*legacy || PyCapsule_IsValid(obj, fresh_name[VERSIONED])) return 1;
-  if (PyCapsule_IsValid(obj, used_name[VERSIONED]) || PyCapsule_IsValid(obj, used_name[LEGACY])) {
+  if (is_named(obj, fresh_name, legacy)) return 1;
+  if (is_named(obj, used_name, legacy)) {
     py_raise(DLX_E_CONSUMED, NULL);
   } else if (PyCapsule_CheckExact(obj)) {
     const char* name = PyCapsule_GetName(obj);
@@ -76,8 +68,7 @@ static int is_fresh(PyObject* obj, int* legacy) {
   return 0;
 }
 
-/* Owns: on success `out` owes the capsule's managed tensor its deleter. Errors: a status; nothing
- * taken. */
+/* Owns: `out` owes the capsule's managed tensor its deleter. Errors: a status. */
 static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
   return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]), out)
                 : dlx_managed_adopt(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]), out);
@@ -92,16 +83,9 @@ static PyObject* refuse(int status, PyObject* capsule, int legacy) {
   return py_raise(status, NULL);
 }
 
-PyDoc_STRVAR(capsule_claim_doc,
-             "capsule_claim(capsule, tensor=None, /)\n--\n\n"
-             "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
-             "A dlx.Tensor argument, such as one of capsule_peek, becomes the owner, and is "
-             "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
-             "name, and its own destructor frees it.");
-
-/* Take what a capsule of ours holds as it is, where nobody shares it: wrapped, a capsule that is
+/* Take what a capsule of ours holds without a wrapper, unless it is shared: else a capsule that is
  * claimed and restored again and again would hold a longer chain each time. Owns: the caller gets
- * the capsule's count. Errors: NULL = it must be wrapped; nothing has changed. */
+ * the capsule's count. Errors: NULL = it must be wrapped. */
 static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
   if (PyCapsule_GetDestructor(capsule) != (legacy ? destroy_legacy : destroy_versioned))
     return NULL;
@@ -117,17 +101,15 @@ static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
 
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
  * between taking the pointer and the new name there is C only. */
+PY_DOC(capsule_claim,
+       "Take ownership of a capsule's managed tensor and mark the capsule used; `tensor`, whose "
+       "holder can undo this at any time, or a new one becomes the owner.");
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
   PyObject* capsule = args[0];
-  TensorObject* tensor;
-  if (nargs == 1) {
-    tensor = py_tensor_alloc();
-    if (tensor == NULL) return NULL;
-  } else {
-    if (py_tensor_managed(args[1]) == NULL) return NULL;
-    tensor = (TensorObject*)Py_NewRef(args[1]);
-  }
+  if (nargs == 2 && py_tensor_managed(args[1]) == NULL) return NULL;
+  TensorObject* tensor = nargs == 1 ? py_tensor_alloc() : (TensorObject*)Py_NewRef(args[1]);
+  if (tensor == NULL) return NULL;
   DLManagedTensorVersioned *before = tensor->managed, *claimed = NULL;
   int legacy;
   PY_LOCKED(capsule) /* of several threads one claims it */
@@ -154,20 +136,18 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
 
 DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
   DLManagedTensorVersioned* made = NULL;
+  int legacy;
   PY_LOCKED(capsule)
-  int legacy = !PyCapsule_IsValid(capsule, fresh_name[VERSIONED]);
-  if ((!legacy || PyCapsule_IsValid(capsule, fresh_name[LEGACY])) &&
-      adopt(capsule, legacy, &made) == DLX_OK)
+  if (is_named(capsule, fresh_name, &legacy) && adopt(capsule, legacy, &made) == DLX_OK)
     PyCapsule_SetName(capsule, used_name[legacy]);
   PY_UNLOCKED()
   return made;
 }
 
 int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
-  int is_back = 0;
+  int legacy, is_back = 0;
   PY_LOCKED(capsule)
-  int legacy = PyCapsule_IsValid(capsule, used_name[LEGACY]);
-  if (legacy || PyCapsule_IsValid(capsule, used_name[VERSIONED])) {
+  if (is_named(capsule, used_name, &legacy)) {
     void* foreign = PyCapsule_GetPointer(capsule, used_name[legacy]);
     is_back = dlx_managed_is_sole(made) && dlx_managed_owner(made, NULL) == foreign;
     if (is_back) dlx_managed_own(made, NULL, NULL);
@@ -188,10 +168,8 @@ int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
   return *out ? 0 : -1;
 }
 
-PyDoc_STRVAR(capsule_peek_doc,
-             "capsule_peek(capsule, /)\n--\n\n"
-             "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
-
+PY_DOC(capsule_peek,
+       "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
 static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) return NULL;
@@ -201,7 +179,7 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   if (is_fresh(capsule, &legacy)) {
     int status = adopt(capsule, legacy, &checked);
     if (status == DLX_OK) {
-      /* The same checks and the same copy of the metadata, but with the capsule as owner. */
+      /* The same checks and metadata, but with the capsule as owner. */
       dlx_managed_own(checked, NULL, NULL);
       status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
                                &borrowed);
@@ -219,25 +197,23 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   return NULL;
 }
 
-PyDoc_STRVAR(
-    capsule_restore_doc,
-    "capsule_restore(capsule, tensor, /)\n--\n\n"
-    "Undo capsule_claim: the capsule gets its name back, and a count on the tensor that was "
-    "claimed.\nThe tensor, and whatever shares its memory, stay as they are. Return whether "
-    "that was possible.");
-
-/* Others may hold the tensor, and read it on other threads, so it is not taken apart: it goes on
- * owning what the producer made, and the capsule owns a count on it. The producer's destructor
- * might take the pointer for its own kind, so ours replaces it; it runs now, as for any used
- * capsule whose time is over. It may run Python, which may restore the capsule, and claim it.
- * Owns: on 1 the capsule has a count of its own. GIL: needed; may run Python. Errors: 0 = the
- * capsule is used as before. */
-static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
-  int legacy = PyCapsule_IsValid(capsule, used_name[LEGACY]), is_back = 0;
+/* Other threads may read the tensor, so it goes on owning what the producer made, and the capsule
+ * gets a count on it. The producer's destructor might take the pointer for its own kind: ours
+ * replaces it, and it runs now, as for any used capsule. It may run Python, which may restore or
+ * claim the capsule. */
+PY_DOC(capsule_restore,
+       "Undo capsule_claim: give the capsule its name back, and a count on the tensor. Return "
+       "whether that was possible.");
+static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  DLManagedTensorVersioned* made =
+      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
+  if (made == NULL) return NULL;
+  PyObject* capsule = args[0];
+  int legacy, is_back = 0;
+  if (!is_named(capsule, used_name, &legacy)) Py_RETURN_FALSE;
   const char* used = used_name[legacy];
-  if (!PyCapsule_IsValid(capsule, used)) return 0;
   void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
-  if (made != claimed && dlx_managed_owner(made, NULL) != claimed) return 0;
+  if (made != claimed && dlx_managed_owner(made, NULL) != claimed) Py_RETURN_FALSE;
   dlx_managed_hold(made);
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
   PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
@@ -256,20 +232,8 @@ static int restore(PyObject* capsule, DLManagedTensorVersioned* made) {
   }
   PY_UNLOCKED()
   if (!is_back) dlx_managed_release(made);
-  return is_back;
+  return PyBool_FromLong(is_back);
 }
 
-static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  DLManagedTensorVersioned* made =
-      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
-  if (made == NULL) return NULL;
-  return PyBool_FromLong(restore(args[0], made));
-}
-
-PyMethodDef py_capsule_functions[] = {
-    PY_ONE(capsule_state),
-    PY_FASTCALL(capsule_claim),
-    PY_ONE(capsule_peek),
-    PY_FASTCALL(capsule_restore),
-    PY_END,
-};
+PyMethodDef py_capsule_functions[] = {PY_ONE(capsule_state), PY_FASTCALL(capsule_claim),
+                                      PY_ONE(capsule_peek), PY_FASTCALL(capsule_restore), PY_END};

@@ -5,8 +5,7 @@
 
 #define UNORDERED UINT64_MAX
 
-/* What a consumer may say to __dlpack__ on a CUDA device; None is the legacy stream, as the array
- * API standard says. Errors: -1 with an exception. */
+/* Read __dlpack__'s stream; None is the legacy stream, as the array API standard says. */
 static int read_stream(PyObject* value, uint64_t* stream) {
   *stream = DLX_STREAM_LEGACY;
   if (value == Py_None) return 0;
@@ -24,13 +23,13 @@ static int read_stream(PyObject* value, uint64_t* stream) {
   return 0;
 }
 
-/* Errors: -1 with an exception. */
+/* Make a stream wait for a tensor's memory, or the host: stream 0. */
 static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) {
   dlx_ready* ready = py_tensor_ready(tensor);
   if (ready == NULL) return 0;
   int status;
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_ready_wait(ready, device_id, stream);
+    status = stream ? dlx_ready_wait(ready, device_id, stream) : dlx_ready_synchronize(ready);
     dlx_ready_drop(ready);
   Py_END_ALLOW_THREADS
   return py_check(status);
@@ -47,20 +46,18 @@ int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   return py_check(status);
 }
 
-static void release_share(void* made) {
-  dlx_managed_release(made);
-}
-
 DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
                                              uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
   int status;
   if (dlx_cuda_entered(device_id)) {
-    status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+    status =
+        dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
   } else {
     Py_BEGIN_ALLOW_THREADS /* the first time makes the context */
-      status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+      status =
+          dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
     Py_END_ALLOW_THREADS
   }
   if (status == DLX_OK) {
@@ -83,8 +80,8 @@ int py_cuda_can_order(void) {
   return status == DLX_OK;
 }
 
-/* The object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1 with
- * what may not be forgotten. */
+/* Find the object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1
+ * with an exception that py_error_forget leaves. */
 static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
   *out = NULL;
   if (py_hooks.stream_keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
@@ -107,16 +104,10 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
   PY_UNLOCKED()
   if (is_ordered || stream == UNORDERED || dlx_size(&made->dl_tensor) == 0) return made;
   if (wait_ready(tensor, device.device_id, stream) < 0) goto failed;
-  dlx_ready* ready =
-      value == Py_None && device.device_type == kDLCUDAManaged ? py_tensor_ready(tensor) : NULL;
-  if (ready) { /* a consumer that names no stream may read the memory on the host next */
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-      status = dlx_ready_synchronize(ready);
-      dlx_ready_drop(ready);
-    Py_END_ALLOW_THREADS
-    if (py_check(status) < 0) goto failed;
-  }
+  /* A consumer that names no stream may read managed memory on the host next. */
+  if (value == Py_None && device.device_type == kDLCUDAManaged &&
+      wait_ready(tensor, device.device_id, 0) < 0)
+    goto failed;
   if (!py_cuda_can_order()) return made; /* memory from a raw entry point */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
@@ -126,36 +117,19 @@ failed:
   return NULL;
 }
 
-/* A copy on the host, made on dlx's own stream, which waits for the memory before unless the caller
- * has seen to that. Owns: the caller owns the result. Errors: NULL with an exception. */
-static DLManagedTensorVersioned* fetch(TensorObject* tensor, int keep_order, int waits) {
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   uint64_t stream;
-  int status;
-  DLManagedTensorVersioned *fresh = NULL, *from = py_tensor_managed((PyObject*)tensor);
+  DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor);
   if (from == NULL) return NULL;
   int32_t device_id = from->dl_tensor.device.device_id;
-  if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
-  if (waits && wait_ready(tensor, device_id, stream) < 0) return NULL;
+  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
+    return NULL;
   from = py_tensor_managed((PyObject*)tensor); /* it may be another one: the GIL was released */
-  if (from == NULL) return NULL;
-  const DLTensor* t = &from->dl_tensor;
-  uint64_t flags = py_fresh_flags(from);
-  dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(t, flags, keep_order, &fresh);
-    if (status == DLX_OK) status = dlx_cuda_transfer(t, &fresh->dl_tensor, flags, stream, 1);
-  Py_END_ALLOW_THREADS
-  if (status != DLX_OK && fresh) dlx_managed_release(fresh);
-  py_managed_release(from);
-  return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
+  return from ? py_managed_copy(from, 1, stream) : NULL;
 }
 
-DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
-  return fetch(tensor, 1, 1);
-}
-
-/* Put a further count of a tensor's memory behind dlx's own stream: kernels on it may outlive the
- * tensor. Owns: the caller owns *used, which keeps *before alive, into which earlier borrows point.
+/* Put a further count of a tensor's memory behind dlx's own stream, whose kernels may outlive the
+ * tensor. Owns: the caller owns *used, which keeps *before, into which earlier borrows point.
  * Errors: -1 with an exception; 1 = the tensor is on the stream already. */
 static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream,
                         DLManagedTensorVersioned** before, DLManagedTensorVersioned** used) {
@@ -173,7 +147,7 @@ static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream
   return *used ? 0 : -1;
 }
 
-/* Swap what is inside a tensor, which readers wait for by `later` from now on. Owns: takes `used`
+/* Swap the memory inside a tensor, whose readers wait for `later` from now on. Owns: takes `used`
  * and `later`. Errors: 0 = another thread was first; nothing has changed. */
 static int swap(TensorObject* tensor, DLManagedTensorVersioned* before,
                 DLManagedTensorVersioned* used, dlx_ready* later) {
@@ -204,7 +178,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
     is_moved = tensor->is_on_own_stream;
     is_ready = tensor->ready == NULL;
     PY_UNLOCKED()
-    if (is_moved) return 0; /* what comes later on our stream is behind it anyway */
+    if (is_moved) return 0;
     if (is_ready && !py_cuda_can_order()) return 0;
     if (before == NULL) return -1;
     int32_t device_id = before->dl_tensor.device.device_id;
@@ -234,7 +208,6 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
 
 /* ---- builtins -------------------------------------------------------------------------------- */
 
-/* A further dlx.Tensor over the same memory. Errors: NULL with an exception. */
 static TensorObject* same_memory(PyObject* tensor) {
   DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
   if (base == NULL) return NULL;
@@ -242,12 +215,9 @@ static TensorObject* same_memory(PyObject* tensor) {
   return (TensorObject*)py_tensor_result(status, made);
 }
 
-PyDoc_STRVAR(ready_new_doc,
-             "ready_new(device_id, stream, keep)\n--\n\n"
-             "Return the address of a dlx_ready for what is on a stream now; the caller owes it "
-             "dlx_ready_drop.\n"
-             "`keep` keeps the stream alive, None where nothing does. The GIL is released.");
-
+PY_DOC(ready_new,
+       "Return the address of a dlx_ready for what is on a stream now, which `keep` (or None) "
+       "keeps alive; the caller owes it dlx_ready_drop.");
 static PyObject* ready_new(PyObject* module, PyObject* args) {
   PyObject* keep;
   int device_id, status;
@@ -263,12 +233,8 @@ static PyObject* ready_new(PyObject* module, PyObject* args) {
   return py_raise(status, NULL);
 }
 
-PyDoc_STRVAR(tensor_when_doc,
-             "tensor_when(tensor, ready, /)\n--\n\n"
-             "Make a further dlx.Tensor over the same device memory that may be read when the "
-             "dlx_ready at an\n"
-             "address says so; 0 = now.");
-
+PY_DOC(tensor_when,
+       "Make a further dlx.Tensor that is ready with the dlx_ready at an address, 0 = now.");
 static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
   dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
@@ -278,24 +244,16 @@ static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t
   return (PyObject*)view;
 }
 
-PyDoc_STRVAR(tensor_readiness_doc,
-             "tensor_readiness(tensor, /)\n--\n\n"
-             "Return the address of the dlx_ready of a tensor, 0 without one; the caller owes it "
-             "dlx_ready_drop.");
-
+PY_DOC(tensor_readiness,
+       "Return the address of a tensor's dlx_ready, to which dlx_ready_drop is owed, or 0.");
 static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
   if (py_tensor_managed(tensor) == NULL) return NULL;
   return PyLong_FromVoidPtr(py_tensor_ready((TensorObject*)tensor));
 }
 
-PyDoc_STRVAR(tensor_behind_doc,
-             "tensor_behind(tensor, device_id, stream, keep)\n--\n\n"
-             "Make a further dlx.Tensor over the same device memory for one consumer, whose stream "
-             "has been made\n"
-             "to wait: its __dlpack__ orders nothing more, and the memory is released when that "
-             "stream is done\n"
-             "with it. -1 is no stream. `keep` keeps the stream alive; None where nothing does.");
-
+PY_DOC(tensor_behind,
+       "Make a further dlx.Tensor for a consumer whose stream (-1 = none) waits already, and is "
+       "kept alive by `keep` (or None): the memory is released behind that.");
 static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   PyObject *tensor, *keep;
   int device_id;
@@ -307,20 +265,14 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
     PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    DLManagedTensorVersioned* used =
-        py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
-    view->managed = used; /* NULL where it failed: the count was given up */
-    if (used == NULL) Py_CLEAR(view);
+    view->managed = py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    if (view->managed == NULL) Py_CLEAR(view);
   }
   return (PyObject*)view;
 }
 
-PyDoc_STRVAR(tensor_on_device_doc,
-             "tensor_on_device(like, keep_order, device_id)\n--\n\n"
-             "Make a dlx.Tensor over fresh memory of a CUDA device, with the shape and dtype of a "
-             "tensor; ready\n"
-             "on dlx's own stream.");
-
+PY_DOC(tensor_on_device,
+       "Make a dlx.Tensor over fresh device memory like another, ready on dlx's own stream.");
 static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   PyObject* like;
   int keep_order, device_id;
@@ -338,26 +290,7 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   return tensor;
 }
 
-PyDoc_STRVAR(tensor_fetch_doc,
-             "tensor_fetch(tensor, keep_order)\n--\n\n"
-             "Make a dlx.Tensor over fresh host memory with the elements of one in device memory, "
-             "copied on dlx's\n"
-             "own stream, which must have been made to wait for them. The GIL is released.");
-
-static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
-  PyObject* tensor;
-  int keep_order;
-  if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
-  DLManagedTensorVersioned* fresh = fetch((TensorObject*)tensor, keep_order, 0);
-  return fresh ? py_tensor_wrap(fresh) : NULL;
-}
-
-PyDoc_STRVAR(tensor_transfer_doc,
-             "tensor_transfer(source, target, stream, wait)\n--\n\n"
-             "Copy every element on a stream of the target's device, or of the source's where the "
-             "target is on\n"
-             "the host. With `wait` the copy is done when this returns. The GIL is released.");
-
+PY_DOC(tensor_transfer, "Copy every element, as dlx_cuda_transfer says.");
 static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
   PyObject *source, *target;
   unsigned long long stream;
@@ -379,8 +312,11 @@ static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_cuda_functions[] = {
-    PY_VARARGS(ready_new),        PY_FASTCALL(tensor_when),
-    PY_ONE(tensor_readiness),     PY_VARARGS(tensor_behind),
-    PY_VARARGS(tensor_on_device), PY_VARARGS(tensor_fetch),
-    PY_VARARGS(tensor_transfer),  PY_END,
+    PY_VARARGS(ready_new),
+    PY_FASTCALL(tensor_when),
+    PY_ONE(tensor_readiness),
+    PY_VARARGS(tensor_behind),
+    PY_VARARGS(tensor_on_device),
+    PY_VARARGS(tensor_transfer),
+    PY_END,
 };

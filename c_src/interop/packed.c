@@ -1,11 +1,10 @@
-/* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes the numbers;
- * dlx.attach, and reading a pickle, check them and make the arrays. */
+/* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes them;
+ * dlx.attach and pickles check them and make the arrays. */
 
 #include "convert/pairs.h"
 
 #include <string.h>
 
-/* What the numbers of all arrays are about. */
 typedef struct {
   uintptr_t address;
   int64_t size;   /* bytes */
@@ -14,8 +13,7 @@ typedef struct {
   Py_buffer numbers;
 } memory;
 
-/* The numbers of one tensor; its shape follows, and its strides unless they are row-major.
- * dlx/_core/tensor.py packs them for what a pickle brought. */
+/* The numbers of one tensor; its shape follows, and its strides unless they are row-major. */
 typedef struct {
   int64_t offset; /* bytes */
   uint8_t code, bits;
@@ -23,8 +21,7 @@ typedef struct {
   uint8_t ndim, flags, is_row_major, zero;
 } numbers;
 
-/* The arguments that both functions begin with. Owns: unless this fails, the caller releases
- * m->numbers. GIL: needed. Errors: -1 with an exception. */
+/* Read the first arguments. Owns: the caller releases m->numbers. */
 static int memory_of(PyObject* const* args, memory* m) {
   m->address = (uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
   if (!PyErr_Occurred()) m->size = PyLong_AsLongLong(args[1]);
@@ -39,9 +36,8 @@ static int memory_of(PyObject* const* args, memory* m) {
   return -1;
 }
 
-/* Make the tensor that the first of `left` bytes describe, and count those it took. Owns: the
- * caller owns the result, which holds the memory's owner. GIL: needed. Errors: NULL with an
- * exception. */
+/* Make the tensor that the first of `left` bytes describe, and count those bytes. Owns: the result
+ * holds the memory's owner. */
 static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize_t left,
                                              Py_ssize_t* used) {
   numbers n;
@@ -84,7 +80,7 @@ typedef struct {
   Py_ssize_t n;
 } tensors;
 
-/* Owns: what it had. GIL: needed. A pending exception is kept. */
+/* A pending exception is kept. */
 static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = from; i < all->n; i++) dlx_managed_release(all->made[i]);
@@ -92,13 +88,13 @@ static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending_restore(pending);
 }
 
-/* Owns: the caller owns what is in `all`. Errors: -1 with an exception, and nothing is in it. */
+/* Owns: the caller drops `all`. */
 static int make_all(const memory* m, tensors* all) {
   char* first = m->numbers.buf;
   Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
   *all = (tensors){PyMem_Malloc((size_t)bytes / sizeof(numbers) * sizeof *all->made), 0};
   if (all->made == NULL) return PyErr_NoMemory(), -1;
-  for (; at < bytes; at += used) { /* a few bytes that are left over have no place in `made` */
+  for (; at < bytes; at += used) {
     DLManagedTensorVersioned* made = made_within(m, first + at, bytes - at, &used);
     if (made == NULL) break;
     all->made[all->n++] = made;
@@ -108,24 +104,17 @@ static int make_all(const memory* m, tensors* all) {
   return -1;
 }
 
-/* Owns: takes both; the result is the list. Errors: NULL with an exception, as `array` is then. */
+/* Owns: takes both, and returns the list. Errors: NULL with an exception, also if `array` is NULL.
+ */
 static PyObject* with(PyObject* list, PyObject* array) {
   if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
   Py_XDECREF(array);
   return list;
 }
 
-PyDoc_STRVAR(
-    tensors_within_doc,
-    "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
-    "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
-    "numbers is a buffer, of each tensor: its offset in 8 bytes; code and bits in 1, lanes in 2; "
-    "ndim,\nflags, whether it is row-major, and 0 in 1 byte each; shape (ndim,), and strides "
-    "(ndim,) "
-    "unless it is\nrow-major, in 8 bytes each. Nothing in it is believed: a tensor that leaves the "
-    "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
-    "each one's.");
-
+PY_DOC(tensors_within,
+       "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive. ValueError "
+       "if `numbers` (a buffer of `numbers` structs) describe no tensor inside.");
 static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
@@ -140,8 +129,8 @@ static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssiz
   return list;
 }
 
-/* Hand all tensors to a target. Owns: the result is new; `all` has nothing more. Errors: NULL with
- * an exception; NULL without one: the target does not take them as they are. */
+/* Hand all tensors to a target. Owns: takes those in `all`. Errors: NULL, without an exception if
+ * the target does not take them as they are. */
 static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors* all) {
   py_target* target = pair->target;
   py_offer offer = {.state = PY_TAKEN};
@@ -159,13 +148,9 @@ static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors
   return list;
 }
 
-PyDoc_STRVAR(
-    arrays_within_doc,
-    "arrays_within(address, size, numbers, flags, owner, fast_path, to, /)\n--\n\n"
-    "Make a list of the target's arrays of what `tensors_within` takes, without a dlx.Tensor in\n"
-    "between. None where Python must do it, or say what fails: the target does not take each as it "
-    "is.");
-
+PY_DOC(arrays_within,
+       "Make a list of the target's arrays of what tensors_within takes. None if Python must do "
+       "it, or say what fails.");
 static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
@@ -185,7 +170,7 @@ static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize
   Py_RETURN_NONE;
 }
 
-/* The struct of a tensor in a list, borrowed. Errors: NULL with an exception. */
+/* Owns: borrowed. */
 static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
   PyObject* tensor = PyList_GET_ITEM(list, i);
   if (Py_IS_TYPE(tensor, &py_tensor_type)) return py_tensor_managed(tensor);
@@ -193,11 +178,8 @@ static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
   return NULL;
 }
 
-PyDoc_STRVAR(tensors_extents_doc,
-             "tensors_extents(tensors, /)\n--\n\n"
-             "Return a list of (first, end, dense): the addresses of each tensor's elements, and "
-             "whether\nthey fill what is between, in whatever order of dimensions.");
-
+PY_DOC(tensors_extents,
+       "Return a list of (first, end, is_dense) of the addresses of each tensor's elements.");
 static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   if (!PyList_CheckExact(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list");
   PyObject* found = PyList_New(0);
@@ -214,8 +196,7 @@ static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   return found;
 }
 
-/* Write the strides that a list says, or a tensor's own where they are None; returns whether they
- * are row-major. GIL: needed. Errors: -1 with an exception. */
+/* Write the strides in a tuple, or a tensor's own for None; return whether they are row-major. */
 static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
   int64_t compact[DLX_MAX_NDIM];
   size_t bytes = (size_t)t->ndim * sizeof *strides;
@@ -231,12 +212,8 @@ static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
   return memcmp(strides, compact, bytes) == 0;
 }
 
-PyDoc_STRVAR(
-    tensors_numbers_doc,
-    "tensors_numbers(tensors, offsets, strides, /)\n--\n\n"
-    "Return the numbers that `tensors_within` makes tensors of, as bytes. offsets (n,) and "
-    "strides\n(n,) are lists; where strides are None, they are the tensor's own.");
-
+PY_DOC(tensors_numbers,
+       "Return the numbers for tensors_within as bytes; strides of None are the tensor's own.");
 static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
   PyObject *tensors, *offsets, *strides;
   if (!PyArg_ParseTuple(args, "O!O!O!:tensors_numbers", &PyList_Type, &tensors, &PyList_Type,
@@ -276,31 +253,10 @@ static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
   return made;
 }
 
-PyDoc_STRVAR(named_doc,
-             "named(made, names, arrays, /)\n--\n\n"
-             "Put the arrays of a list into a dict, under names in UTF-8 that zeros separate.\n\n"
-             "ValueError if there are not as many, or one is no UTF-8.");
-
-static PyObject* named(PyObject* module, PyObject* args) {
-  PyObject *made, *names, *arrays;
-  if (!PyArg_ParseTuple(args, "O!SO!:named", &PyDict_Type, &made, &names, &PyList_Type, &arrays))
-    return NULL;
-  const char *at = PyBytes_AS_STRING(names), *end = at + PyBytes_GET_SIZE(names);
-  Py_ssize_t n = PyList_GET_SIZE(arrays), i = 0;
-  for (int is_last = 0; i < n && !is_last; i++) {
-    const char* next = memchr(at, 0, (size_t)(end - at));
-    is_last = next == NULL;
-    PyObject* key = PyUnicode_DecodeUTF8(at, (is_last ? end : next) - at, NULL);
-    int failed = key == NULL || PyObject_SetItem(made, key, PyList_GET_ITEM(arrays, i)) < 0;
-    Py_XDECREF(key);
-    if (failed) return NULL;
-    at = is_last ? NULL : next + 1;
-  }
-  if (i == n && at == NULL) Py_RETURN_NONE;
-  return PyErr_Format(PyExc_ValueError, "its names are not as many as its arrays");
-}
-
 PyMethodDef py_within_functions[] = {
-    PY_FASTCALL(tensors_within), PY_FASTCALL(arrays_within),  PY_VARARGS(named),
-    PY_ONE(tensors_extents),     PY_VARARGS(tensors_numbers), PY_END,
+    PY_FASTCALL(tensors_within),
+    PY_FASTCALL(arrays_within),
+    PY_ONE(tensors_extents),
+    PY_VARARGS(tensors_numbers),
+    PY_END,
 };

@@ -1,15 +1,13 @@
-/* Exchange tables of others: found on the exact type, never trusted about versions, and never
- * cached as absent (a library may add one to a type after import). */
+/* Exchange tables of others. A missing one is never remembered: a library may add it after import.
+ */
 
 #include "interop.h"
-#include "tables.h"
-
-static const char k_table[] = "dlpack_exchange_api";
 
 const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number) {
+  static const char name[] = "dlpack_exchange_api";
   void* found = NULL;
-  if (PyCapsule_IsValid(attribute, k_table)) {
-    found = PyCapsule_GetPointer(attribute, k_table);
+  if (PyCapsule_IsValid(attribute, name)) {
+    found = PyCapsule_GetPointer(attribute, name);
   } else if (may_be_number && PyLong_CheckExact(attribute)) { /* DLPack 1.2 published an address */
     found = PyLong_AsVoidPtr(attribute);
     if (found == NULL) py_error_forget(); /* a number beyond all addresses */
@@ -27,7 +25,7 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
       if (py_error_forget() < 0) return NULL;
       continue;
     }
-    /* The table is static for the life of the process, whatever becomes of the attribute. */
+    /* The table is static, whatever becomes of the attribute. */
     const DLPackExchangeAPI* table = py_exchange_read(attribute, i == 1);
     Py_DECREF(attribute);
     if (table) return table;
@@ -35,7 +33,7 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
   return NULL;
 }
 
-/* The table of an object's own type. Errors: NULL with an exception. */
+/* The table of an object's own type. */
 static const DLPackExchangeAPI* table_of(PyObject* obj) {
   const DLPackExchangeAPI* table = py_exchange_find(Py_TYPE(obj));
   if (table == NULL && !PyErr_Occurred())
@@ -43,9 +41,8 @@ static const DLPackExchangeAPI* table_of(PyObject* obj) {
   return table;
 }
 
-/* A slot that reports success and leaves an exception behind has failed as well: what it wrote is
- * not touched. Errors: -1 with an exception: that of the slot, or one that says that it set none.
- */
+/* A slot that reports success and leaves an exception behind has failed as well. Errors: -1 with
+ * its exception, or one that says that it set none. */
 static int checked(int status, PyObject* obj, const char* slot) {
   if (status == 0 && !PyErr_Occurred()) return 0;
   if (!PyErr_Occurred())
@@ -69,10 +66,7 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
   return py_check(status);
 }
 
-PyDoc_STRVAR(exchange_export_doc,
-             "exchange_export(obj, /)\n--\n\n"
-             "Export an array by the managed slot of its type's exchange table.");
-
+PY_DOC(exchange_export, "Export an array by the managed slot of its type's exchange table.");
 static PyObject* exchange_export(PyObject* module, PyObject* obj) {
   DLManagedTensorVersioned* made;
   const DLPackExchangeAPI* table = table_of(obj);
@@ -83,11 +77,8 @@ static PyObject* exchange_export(PyObject* module, PyObject* obj) {
   return py_exchange_managed(table, obj, &made) == 0 ? py_tensor_wrap(made) : NULL;
 }
 
-PyDoc_STRVAR(exchange_stream_doc,
-             "exchange_stream(obj, device_type, device_id, /)\n--\n\n"
-             "Return the handle of the stream that an exchange table names as that of its current "
-             "work; 0 where it names none.");
-
+PY_DOC(exchange_stream,
+       "Return the handle of the current stream that an exchange table names, or 0.");
 static PyObject* exchange_stream(PyObject* module, PyObject* args) {
   PyObject* obj;
   int type, id;
@@ -101,8 +92,5 @@ static PyObject* exchange_stream(PyObject* module, PyObject* args) {
   return PyLong_FromVoidPtr(stream);
 }
 
-PyMethodDef py_exchange_functions[] = {
-    PY_ONE(exchange_export),
-    PY_VARARGS(exchange_stream),
-    PY_END,
-};
+PyMethodDef py_exchange_functions[] = {PY_ONE(exchange_export), PY_VARARGS(exchange_stream),
+                                       PY_END};

@@ -97,7 +97,7 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
                     device.device_type, device.device_id);
   }
   if (copied) {
-    made = is_ours ? py_cuda_fetch((TensorObject*)self) : py_managed_copy(base, 1);
+    made = is_ours ? py_cuda_fetch((TensorObject*)self) : py_managed_copy(base, 1, 0);
     if (made == NULL) return NULL;
     made->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
   } else {

@@ -1,5 +1,6 @@
-/* The base type of lazy views: a source, and a cache of converted elements by index or key. The
- * cache, and elements that have a pair, are in C; everything else is in dlx/_views/base.py. */
+/* The base type of lazy views: a source, and a cache of converted elements. All but the cache and
+ * elements that have a pair is in dlx/_views/base.py. Functions need the GIL, may run Python,
+ * return new references, and fail with NULL and an exception, unless they say otherwise. */
 
 #include "view.h"
 #include "convert/pairs.h"
@@ -8,7 +9,7 @@
 #include <structmember.h>
 
 typedef struct {
-  /* Set once, by slots_init, so that what reads them needs no reference of its own: */
+  /* Set once, by slots_init, so that reading them needs no new reference: */
   PyObject_HEAD PyObject* source;   /* the container being viewed */
   PyObject *handler, *scope, *path; /* of View */
   PyObject* slots; /* {index or key: (the source's element, its result)}; set last, cleared first */
@@ -27,15 +28,15 @@ typedef struct {
  * the options of the fast path). */
 enum { N_FAST = 10 };
 
-/* Whether a key is what `getter` and `unchanged` are asked for. */
+/* Whether `getter` and `unchanged` take a key. */
 static int is_plain_key(PyObject* key) {
   if (!PyLong_CheckExact(key)) return PyUnicode_CheckExact(key);
   int overflow;
   return PyLong_AsLongLongAndOverflow(key, &overflow) >= 0; /* not counted from the end */
 }
 
-/* Whether what is read now becomes part of a graph of the target: results are neither kept nor used
- * again. GIL: needed; may run Python. Errors: 1 with an exception. */
+/* Whether results become part of a graph of the target: they are neither kept nor used again.
+ * Errors: 1 with an exception. */
 static inline int is_tracing(const SlotsObject* view) {
   PyObject* ask = view->is_tracing;
   if (ask == NULL || ask == Py_None) return 0;
@@ -46,7 +47,7 @@ static inline int is_tracing(const SlotsObject* view) {
   return answer != Py_False;
 }
 
-/* The source's element at an index or key. Owns: new. Errors: NULL with an exception. */
+/* The source's element at an index or key. */
 static PyObject* element_at(PyObject* source, PyObject* key) {
   PyObject* element = NULL;
   if (PyList_CheckExact(source) && PyLong_CheckExact(key)) {
@@ -60,9 +61,8 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
   return PyObject_GetItem(source, key);
 }
 
-/* The result in a slot, if the source still has the slot's element there. `slot` is held meanwhile.
- * Owns: new. GIL: needed; may run Python. Errors: NULL = Python looks;
- * an exception may be set. */
+/* The result in a slot, which the caller holds, if the source still has the slot's element there.
+ * Errors: NULL = Python looks; an exception may be set. */
 static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
   PyObject *old = PyTuple_GET_ITEM(slot, 0), *result = PyTuple_GET_ITEM(slot, 1);
   if (view->fixed == (PyObject*)Py_TYPE(key)) return Py_NewRef(result);
@@ -82,40 +82,35 @@ static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
   return is_same ? Py_NewRef(result) : NULL;
 }
 
-/* What an element is known by in its scope: its address, or what its container says, as name_of of
- * dlx/_views/base.py has it. Owns: new. GIL: needed; may run Python. Errors: NULL with an
- * exception. */
 PyObject* py_view_name(PyObject* element, PyObject* identity) {
   if (identity == Py_None) return PyLong_FromVoidPtr(element);
-  PyObject *told = PyObject_CallOneArg(identity, element), *name;
-  if (told == NULL) return NULL;
+  PyObject *answer = PyObject_CallOneArg(identity, element), *name;
+  if (answer == NULL) return NULL;
   int overflow;
-  long long number = PyLong_CheckExact(told) ? PyLong_AsLongLongAndOverflow(told, &overflow) : -1;
+  long long number =
+      PyLong_CheckExact(answer) ? PyLong_AsLongLongAndOverflow(answer, &overflow) : -1;
   if (number >= 0)
     name = PyLong_FromLongLong(~number);
+  else if (answer == Py_None)
+    name = PyLong_FromVoidPtr(element);
   else
-    name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, py_name_same_as, told);
-  Py_DECREF(told);
+    name = PyTuple_Pack(2, py_name_same_as, answer);
+  Py_DECREF(answer);
   return name;
 }
 
-/* The result of an element that is wrapped anew on each access. Owns: new. Errors: NULL, an
- * exception may be set. */
+/* The result of an element that is wrapped again on each access. Errors: NULL; an exception may be
+ * set. */
 static PyObject* owned_result(PyObject* fast, PyObject* name) {
-  PyObject *owned = PyTuple_GET_ITEM(fast, 8), *result = NULL;
+  PyObject* owned = PyTuple_GET_ITEM(fast, 8);
   PyObject* ref = PyDict_CheckExact(owned) ? py_dict_get(owned, name) : NULL;
-#if PY_VERSION_HEX >= 0x030D0000
-  if (ref) PyWeakref_GetRef(ref, &result);
-#else
-  if (ref) result = Py_NewRef(PyWeakref_GetObject(ref));
-  if (result == Py_None) Py_CLEAR(result);
-#endif
+  PyObject* result = ref ? py_weak_get(ref) : NULL;
   Py_XDECREF(ref);
   return result;
 }
 
-/* Note a result in its slot, and the slot under the element's name. Owns: nothing. Errors: 0 = an
- * exception is set, or another thread was here. */
+/* Note a result in its slot, and the slot under the element's name. Errors: 0 = an exception is
+ * set, or another thread was here. */
 static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, PyObject* element,
                 PyObject* result) {
   PyObject *slot = PyTuple_Pack(2, element, result), *where = NULL;
@@ -130,7 +125,7 @@ static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, 
   return is_noted;
 }
 
-/* View._fast, which is set once, and replaced by an equal one. Owns: new, or NULL. */
+/* View._fast, or NULL without an exception. */
 static PyObject* fast_of(SlotsObject* view) {
   PyObject* fast;
   PY_LOCKED(view)
@@ -139,9 +134,9 @@ static PyObject* fast_of(SlotsObject* view) {
   return fast;
 }
 
-/* Convert an element without a slot by its pair, and note it. Owns: new. GIL: needed; may run
- * Python. Errors: NULL = Python must do it: the element is known already, has no pair, fails, or
- * another thread was here; an exception may be set. */
+/* Convert an element without a slot by its pair, and note it. Errors: NULL = Python must do it: the
+ * element is known already, has no pair, fails, or another thread was here; an exception may be
+ * set. */
 static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
   if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
   if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
@@ -170,12 +165,8 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   return result;
 }
 
-PyDoc_STRVAR(convert_slot_doc,
-             "convert_slot(slots, fast, key, element, /)\n--\n\n"
-             "Convert an element of a lazy view and note it: slots[key] = (element, result). None "
-             "where Python must do it. `fast`: View._fast.");
-
-/* Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an exception. */
+PY_DOC(convert_slot,
+       "Convert an element of a lazy view, and note it, by View._fast. None: Python must do it.");
 static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("convert_slot", nargs, 4, 4)) return NULL;
   if (!PyDict_CheckExact(args[0])) return PyErr_Format(PyExc_TypeError, "the slots are a dict");
@@ -186,7 +177,7 @@ static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_
 
 PyMethodDef py_view_functions[] = {PY_FASTCALL(convert_slot), PY_END};
 
-/* Convert the source's element at a key that has no slot. Owns, GIL, Errors: as convert_new. */
+/* Convert the source's element at a key that has no slot. Errors: as convert_new. */
 static PyObject* convert_at(SlotsObject* view, PyObject* key) {
   PyObject *fast = is_plain_key(key) ? fast_of(view) : NULL, *element = NULL;
   if (fast == NULL) return NULL;
@@ -204,9 +195,8 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
   return result;
 }
 
-/* self[key]: what was converted before, if the source still has the same element there; else it is
- * converted now, here or by self._missed(key). GIL: needed; may run Python. Errors: NULL with an
- * exception. */
+/* self[key]: the result of before, if the source still has the same element there; else convert it
+ * now, here or by self._missed(key). */
 static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
   if (!PySlice_Check(key) && view->slots && !is_tracing(view)) {
@@ -237,7 +227,7 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   return result;
 }
 
-/* len(self). GIL: needed; may run Python. Errors: -1 with an exception. */
+/* len(self). */
 static Py_ssize_t slots_size(PyObject* self) {
   SlotsObject* view = (SlotsObject*)self;
   Py_ssize_t size = atomic_load_explicit(&view->size, memory_order_relaxed) - 1;
@@ -253,9 +243,8 @@ static Py_ssize_t slots_size(PyObject* self) {
 
 /* ---- iteration ------------------------------------------------------------------------------- */
 
-/* The results of a view of a sequence, in order. Elements are read by index where the source is a
- * list or tuple, or has a `getter`, since they may be cached already; else they come from its
- * iterator. */
+/* The results of a view of a sequence, in order. Elements of a list, a tuple or a `getter` are read
+ * by index, since they may be cached already; others come from the source's iterator. */
 typedef struct {
   PyObject_HEAD SlotsObject* view; /* strong; NULL at the end */
   PyObject* elements;              /* the source's iterator; strong, or NULL */
@@ -265,7 +254,7 @@ typedef struct {
 
 static PyTypeObject results_type;
 
-/* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
+/* The result of an element of the source's iterator. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
   int keeps = !is_tracing(view);
   PyObject* slot = keeps ? py_dict_get(view->slots, key) : NULL;
@@ -281,10 +270,9 @@ static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) 
   return PyObject_CallMethodObjArgs((PyObject*)view, py_name_touch, key, element, NULL);
 }
 
-/* The next element of the source's iterator, and its number. Another thread that asks meanwhile
- * would give one of them another number, and no lock may be held while Python runs: it is told so,
- * as by generators. Owns: new. GIL: needed; may run Python. Errors: NULL, at the end without an
- * exception. */
+/* The next element of the source's iterator, and its number. Another thread that asks now would mix
+ * up the numbers, and no lock may be held while Python runs: it gets an error, as from generators.
+ * Errors: NULL, at the end without an exception. */
 static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
   if (atomic_flag_test_and_set(&self->is_advancing)) {
     PyErr_SetString(PyExc_ValueError,
@@ -360,8 +348,7 @@ static PyTypeObject results_type = {
 
 PyDoc_STRVAR(slots_results_doc,
              "_results()\n--\n\n"
-             "Return an iterator over the results of a sequence, converted as they are reached.");
-
+             "Return an iterator over the results of a sequence.");
 static PyObject* slots_results(PyObject* object, PyObject* unused) {
   SlotsObject* view = (SlotsObject*)object;
   if (view->slots == NULL) return PyErr_Format(PyExc_ValueError, "the view has no source");
@@ -384,8 +371,7 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   return (PyObject*)self;
 }
 
-/* iter(self): of a sequence that an adapter declares, if its elements are read by a getter, the
- * results; else as Python says. */
+/* iter(self): the results of a sequence with a getter; else as Python says. */
 static PyObject* slots_iter(PyObject* object) {
   SlotsObject* view = (SlotsObject*)object;
   if (view->getter == NULL || view->getter == Py_None)
@@ -397,19 +383,13 @@ static PyObject* slots_iter(PyObject* object) {
 
 /* ---- the type -------------------------------------------------------------------------------- */
 
-/* Owns: keeps references. GIL: needed. Errors: -1 with an exception. */
 static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
   SlotsObject* self = (SlotsObject*)object;
   PyObject *source, *handler, *scope, *path;
-  if (keywords && PyDict_GET_SIZE(keywords)) {
-    PyErr_SetString(PyExc_TypeError, "a view takes no keyword arguments");
-    return -1;
-  }
+  if (keywords && PyDict_GET_SIZE(keywords))
+    return PyErr_SetString(PyExc_TypeError, "a view takes no keyword arguments"), -1;
   if (!PyArg_UnpackTuple(args, "Slots", 4, 4, &source, &handler, &scope, &path)) return -1;
-  if (self->slots) {
-    PyErr_SetString(PyExc_TypeError, "a view is made once");
-    return -1;
-  }
+  if (self->slots) return PyErr_SetString(PyExc_TypeError, "a view is made once"), -1;
   PyObject* slots = PyDict_New();
   if (slots == NULL) return -1;
   self->source = Py_NewRef(source);
@@ -463,7 +443,7 @@ static PyMethodDef slots_methods[] = {
 
 PyDoc_STRVAR(slots_doc,
              "Slots(source, handler, scope, path, /)\n--\n\n"
-             "A source, and what was converted of it by key; see dlx._views.base.View.");
+             "A source and its converted elements by key; see dlx._views.base.View.");
 
 static PyMappingMethods slots_mapping = {.mp_length = slots_size, .mp_subscript = slots_get};
 static PySequenceMethods slots_sequence = {.sq_length = slots_size, .sq_item = slots_item};

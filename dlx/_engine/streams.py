@@ -277,7 +277,7 @@ class StreamSync:
         if on_device:
             self.wait(readiness, work)
         if host_readable(place):
-            return native.tensor_fetch(tensor, keep_order), None
+            return native.tensor_copy(tensor, keep_order, work.handle), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
         # The source is kept until the copy is made.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from dlx._core import native
 from dlx._engine.tree import Tree
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
@@ -221,7 +220,7 @@ class _Builder:
                     first, end = keys["names"]
                     if not 0 <= first <= end <= len(self.names):
                         raise HandleError("its description names keys that are not there")
-                    native.named(made, self.names[first:end], values)
+                    made.update(zip(self.names[first:end].decode().split("\0"), values, strict=True))
                 else:
                     made.update(zip(map(_value, keys), values, strict=True))
                 if len(made) != len(values):

@@ -74,8 +74,9 @@ struct same_function<A (*)(As...), B (*)(Bs...)> {
   static constexpr bool value = find();
 };
 
-#define FUNCTION(kind, field, symbol, parameters) \
-  static_assert(same_function<decltype(cu_table::field), decltype(&symbol)>::value, #symbol);
+#define FUNCTION(kind, name, version, parameters)                              \
+  static_assert(                                                               \
+      same_function<decltype(cu_table::name), decltype(&cu##name##version)>::value, #name);
 
 CU_CALLS(FUNCTION)
 

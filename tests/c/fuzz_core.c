@@ -1082,9 +1082,8 @@ static void target_arrow(void) {
   self.stream = (struct ArrowArrayStream){script_schema, script_next, NULL, script_release, &self};
   dlx_arrow* data = dlx_arrow_new();
   dlx_arrow_stream stream = {1, {self.stream}};
-  int status = dlx_arrow_read(data, &stream);
   char why[8] = "why";
-  dlx_arrow_end(&stream, status, why, sizeof why);
+  int status = dlx_arrow_read(data, &stream, why, sizeof why);
   HOLDS(stream.of.host.release == NULL && why[0] == '\0');
   int must_fail = self.fails_at >= 0 && self.fails_at <= (int)batch_count + 1;
   HOLDS(status == (must_fail ? DLX_E_ARROW : DLX_OK));

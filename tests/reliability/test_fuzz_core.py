@@ -33,7 +33,7 @@ PLANTED = {
     "nulls are not counted": ("arrow.c", "return count - ones;", "return ones - ones;"),
     "bits of a byte are reversed": ("arrow.c", "from[k / 8] >> k % 8 & 1", "from[k / 8] >> (7 - k % 8) & 1"),
     "batches are not held": ("arrow.c", "if (status == DLX_OK) dlx_arrow_hold(data);", ";"),
-    "a batch is kept by both": ("arrow.c", "array->release = NULL;\n  data->n_batches++;", "data->n_batches++;"),
+    "a batch is kept by both": ("arrow.c", "add_batch(data);\n  array->release = NULL;", "add_batch(data);"),
 }  # fmt: skip
 
 
