@@ -94,23 +94,7 @@ def shares_memory(a: Any, b: Any) -> bool:
 
 
 def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
-    """Find an array that shares memory with another one.
-
-    Parameters
-    ----------
-    some, others
-        N and M arrays.
-
-    Returns
-    -------
-    tuple of int or None
-        Two numbers that count through ``(*some, *others)``, the first below N; None where no array of `some` shares
-        memory with another of either. Arrays without plain memory share none.
-
-    Notes
-    -----
-    In order of address, so that only neighbours are compared.
-    """
+    """Return the numbers, in ``(*some, *others)``, of an array of `some` and another one that share memory; or None."""
     extents = []
     for i, array in enumerate((*some, *others)):
         try:

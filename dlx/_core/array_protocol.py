@@ -26,15 +26,7 @@ def typestr(dtype: Any) -> str | None:
 
 
 def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Return a numpy array over a tensor's memory, as `numpy.asarray` wants it.
-
-    Raises
-    ------
-    DeviceError
-        If it is device memory: numpy would move it unseen.
-    CopyRequiredError
-        If ``copy=False``, and numpy cannot hold the memory as it is, or another dtype is wanted.
-    """
+    """Return a numpy array over a tensor's memory, as `numpy.asarray` wants it."""
     if not lib.dlx_host_readable(tensor.device[0]):
         raise DeviceError(
             f"it is on {tensor.device}, and __array__ moves nothing",

@@ -17,15 +17,7 @@ T = TypeVar("T")
 
 
 def public(function: Callable[P, T], fast: Any = None) -> Callable[P, T]:
-    """Return a function in C around `function`: it says which keyword was meant, and refusals show few frames of dlx.
-
-    Parameters
-    ----------
-    function
-        The Python function.
-    fast
-        The `FastPathFunction` around it, if it answers calls in C as well.
-    """
+    """Return a function in C around `function`: it names misspelled keywords, and its refusals hide dlx's frames."""
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
     fast = fast or native.FastPathFunction(function, None, None)

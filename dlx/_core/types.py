@@ -337,13 +337,7 @@ class DType(Shown, tuple[int, int, int]):
 
 
 def codes_of(kinds: Iterable[str]) -> frozenset[int]:
-    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``.
-
-    Raises
-    ------
-    DTypeError
-        If no dtype's name begins so.
-    """
+    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``."""
     found: set[int] = set()
     for kind in kinds:
         codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}

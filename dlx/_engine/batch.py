@@ -98,10 +98,7 @@ class Transfer:
         return None if tensor is None else marked(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
-        """Undo `Arrays.consume` for an array whose result is gone: a capsule gets its name back.
-
-        If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
-        """
+        """Undo `Arrays.consume`; return what the adapter says if it fails, for a note to the error that is raised."""
         owned, self.claimed = self.claimed, None
         restore = self.source.arrays.restore
         if owned is not None and restore is not None:
@@ -114,10 +111,7 @@ class Transfer:
         return ()
 
     def complete(self, error: DlxError, request: Request, *, consumed: bool = False) -> DlxError:
-        """Add what was found and asked for to an error of an inner layer, and return it.
-
-        `consumed`: it is not the producer's error.
-        """
+        """Add source and target to an error of an inner layer; `consumed`: the consumer failed, not the producer."""
         fixless = not error.fix and error.__cause__ is None and not consumed
         if fixless and isinstance(error, ProtocolError | LayoutError):
             error.fix = "Its producer gave what DLPack does not allow: mend it there."
@@ -151,18 +145,8 @@ def not_writable() -> ReadOnlyError:
 class Batch:
     """The conversion of arrays to one target.
 
-    Parameters
-    ----------
-    request
-        The options of the call.
-    objs, sources
-        The arrays, each once, and their adapters.
-    path
-        ``path(i)`` is the path of the array number i, for errors; None where there is one array, at the root.
-    failures
-        What to do about errors; None: the first one is raised.
-    to
-        The target as the caller named it, if the fast path may be used; else None.
+    `path(i)` gives the path of an array, for errors; `to` is the target as the caller named it, if the fast path may be
+    used.
     """
 
     __slots__ = (
@@ -205,15 +189,7 @@ class Batch:
         return self._sync
 
     def run(self) -> list[Any]:
-        """Convert all arrays, or none; return the results in order.
-
-        Raises
-        ------
-        DlxError
-            The first failure, with its path.
-        ExceptionGroup
-            All failures, where they are collected.
-        """
+        """Convert all arrays, or none; return the results in order."""
         try:
             self._prepare(brief=False)
             traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
@@ -235,13 +211,7 @@ class Batch:
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
     def tensors(self) -> list[Tensor]:
-        """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed.
-
-        Raises
-        ------
-        DlxError, ExceptionGroup
-            As `run`.
-        """
+        """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed."""
         self._may_defer = False
         self._prepare(brief=True)
         for i, borrowed in self._borrowed:
@@ -525,17 +495,7 @@ def convert_tree(
     to: Any = None,
     located: Located | None = None,
 ) -> Any:
-    """Convert every array in a container, and return the same containers around the results.
-
-    `to`: as in `Batch`.
-
-    Raises
-    ------
-    DlxError
-        The first failure, with its path; no capsule was consumed.
-    ExceptionGroup
-        All of them, if `collect`.
-    """
+    """Convert every array in a container, and return the same containers around the results; `to` as in `Batch`."""
     failures = Failures(request.target.name, collect=collect, located=located)
     tree = Tree(root, handler, failures, strict=strict)
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)

@@ -101,24 +101,7 @@ def execute(
     request: Any,
     sync: Synchronization,
 ) -> Any:
-    """Run the steps that come after an array's export, and load the result.
-
-    Parameters
-    ----------
-    steps
-        Of `planner.decide`.
-    tensor, readiness
-        The exported array, which is this function's from now on, and when it is ready.
-    source, request
-        The adapter of the array, and the options of the call: a `planner.Request`.
-    sync
-        Gives the stream synchronization of the call.
-
-    Returns
-    -------
-    array
-        An array of the target framework.
-    """
+    """Run the steps of `planner.decide` on an exported tensor, and return the target's array."""
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
     load: Callable[..., Any] = adapter.load

@@ -84,11 +84,7 @@ _NO_ARRAYS = (weakref.ProxyType, weakref.CallableProxyType, type(native.buffer_e
 
 
 def learn(kind: type, to: Any) -> None:
-    """Find how arrays of an exact type reach a target, and add the pair to the fast path.
-
-    Called by the fast path on its first call with this pair, and when the class has changed in what matters. `to` is
-    NotImplemented for an array that a call names as ``like=``.
-    """
+    """Find how arrays of a type reach a target, and add the pair; `to` is NotImplemented for what ``like=`` names."""
     if trace.observers or (to is not NotImplemented and not isinstance(to, str | type(sys) | type)):
         return
     if isinstance(to, str):
@@ -157,11 +153,7 @@ def source_of(kind: type) -> native.Source | None:
 
 
 def _known(kind: type) -> native.Source | None:
-    """Return the source of an exact type; None if only its first call shows how it is asked.
-
-    Arrays are those of types in `FastPath.types`, and such as have a protocol that C speaks. For others the fast path
-    remembers what they are in a tree, or to take the Python path, until the type changes.
-    """
+    """Return the source of an exact type; None if only its first call shows how its ``__dlpack__`` is called."""
     stamp = len(sys.modules), get_cache_token()
     found = lookup.kind(kind)
     adapter = found.adapter or _generic_source(kind)
@@ -213,10 +205,7 @@ def other_kind(kind: type) -> dict[str, Any]:
 
 
 def _passing(kind: type, found: lookup.Kind) -> str:
-    """Return whether objects of a type that is neither array nor container pass through a tree.
-
-    "looks": unless the object itself has an array interface. What is refused by name is left to Python.
-    """
+    """Return whether objects pass through a tree; "looks": unless the object itself has an array interface."""
     if not is_key(kind) or issubclass(kind, _NO_ARRAYS):
         return "python"
     if found.verdict == "plain":
@@ -231,11 +220,7 @@ def _passing(kind: type, found: lookup.Kind) -> str:
 
 
 def _generic_source(kind: type) -> Adapter | None:
-    """Return the generic adapter whose arrays of an exact type take the fast path, or None.
-
-    Those are types with ``__dlpack__``, some others by name, and types that carry an exchange table themselves: that of
-    a base makes no promise for what a subclass adds.
-    """
+    """Return the generic adapter whose arrays of a type take the fast path; a base's own table promises nothing."""
     if "__dlpack_c_exchange_api__" in kind.__dict__:
         return EXCHANGE
     if is_key(kind) and kind not in (ProxyType, CallableProxyType) and hasattr(kind, "__dlpack__"):
@@ -352,11 +337,7 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
 
 
 def _fields(source: Adapter, given: FastPath, kind: type) -> tuple[Any, ...] | None:
-    """Return how arrays in device memory are read that have no table.
-
-    Questions for what keeps the memory alive, shape, byte strides, dtype and device; the attribute of the first that is
-    the address; {dtype: code | bits << 8}.
-    """
+    """Return the questions for arrays on devices without a table: owner, shape, strides, dtype, device, and codes."""
     owner = given.owner
     if not _is_read(owner):
         return None
@@ -505,10 +486,7 @@ FAST_PATH._bind(learn=learn, failed=consumer_failed)
 
 
 def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
-    """Return the adapter of an array without blockers, its description and its tensor.
-
-    None where its adapter must be asked, or is not known yet.
-    """
+    """Return adapter, description and tensor of an array without blockers; None if its adapter must be asked."""
     source = lookup.kind(type(obj)).adapter
     path = None if source is None else source.fast_path
     if source is None or path is None or path.describe is None:

@@ -24,10 +24,7 @@ Sentence = Callable[[Tensor, Target], str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it; else the fix.
-
-    `detail` is (what it is, text): the end of the sentence that differs from one array or framework to the next.
-    """
+    """What one incompatibility means; `detail` is the part of the sentence that differs between arrays."""
 
     bit: int
     error: type[ConversionError]

@@ -61,18 +61,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Step):
-    """Ask the array's own framework for another array, before it is exported.
-
-    Attributes
-    ----------
-    run
-        ``run(obj)`` gives it.
-    copies
-        Whether it is in memory of its own.
-    """
+    """Ask the array's own framework for another array, before it is exported."""
 
     run: Callable[[Any], Any] = field(default=lambda obj: obj, compare=False, repr=False)
-    copies: bool = False
+    copies: bool = False  # whether what `run` returns is in new memory
 
 
 @dataclass(frozen=True, slots=True)

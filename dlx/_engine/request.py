@@ -17,11 +17,7 @@ __all__ = ["Request", "check_flags", "request_of"]
 
 
 class Request(NamedTuple):
-    """The options of one call, checked.
-
-    `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
-    `committed`: whether the result must stay on `device`, see `Placement`.
-    """
+    """The checked options of one call."""
 
     target: Target
     device: Device | None = None
@@ -29,8 +25,8 @@ class Request(NamedTuple):
     readonly: str = "copy"
     detach: bool = False
     stream: Any = None
-    later: bool = True
-    committed: bool = True
+    later: bool = True  # whether arrays that are not computed yet may be converted when they are
+    committed: bool = True  # whether the result must stay on `device`, see `Placement`
 
 
 def request_of(

@@ -44,24 +44,9 @@ class Node:
 
 
 class Tree:
-    """A flattened container.
+    """A flattened container: its arrays, each once, and their adapters.
 
-    Parameters
-    ----------
-    root
-        A container.
-    handler
-        How it is taken apart, and made.
-    failures
-        What to do about what cannot be entered.
-    strict
-        Whether objects that are neither arrays, containers nor plain data are refused. None: nothing is, not even
-        arrays of other libraries that cannot be read, since nothing is to be converted.
-
-    Attributes
-    ----------
-    arrays, sources
-        The arrays, each once, in the order they are met, and their adapters.
+    `strict` as in `lookup.look`.
     """
 
     def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
@@ -191,10 +176,7 @@ class Tree:
                     yield self._path_text(number, i), child
 
     def check_found(self) -> None:
-        """Report a root that holds no array.
-
-        A built-in container shows what it holds: of those only one with numbers is refused, and only if `strict`.
-        """
+        """Report a root that holds no array: of built-in containers only one with numbers, and only if `strict`."""
         if self.arrays or self._refused:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
@@ -284,14 +266,7 @@ class Tree:
     ) -> Any:
         """Return the same containers around the results.
 
-        Parameters
-        ----------
-        results
-            In the order of `arrays`.
-        target
-            Name of their framework.
-        stands
-            ``stands(container, keys, new children)`` may give an object that stands for a new container; else None.
+        ``stands(container, keys, new children)`` may give an object that replaces a new container; else None.
         """
         for node in self._nodes:
             if node.cyclic:

@@ -126,9 +126,8 @@ class Refusal(NamedTuple):
 def refusal(kind: type) -> Refusal | None:
     """Return why objects of a type are refused, wherever they are, or None.
 
-    These are arrays to their own library (the class has ``__array__``, or both ``dtype`` and ``shape`` and a way to
-    read elements; fields of a record that happen to have these names do not count), and what is known to hold arrays
-    that only its own library can take out: data sets, models, iterators.
+    Refused are arrays to their own library (by ``__array__``, or ``dtype``, ``shape`` and a way to read elements), and
+    what holds arrays that only its own library can take out: data sets, models, iterators.
     """
     return _look_up(kind)[0]
 

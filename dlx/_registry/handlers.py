@@ -75,10 +75,7 @@ def _base(kind: type) -> Any:
 
 
 def _copied(base: Any, obj: Any) -> Any:
-    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept.
-
-    Its constructor is not called, since it may take anything: what it has made is copied.
-    """
+    """Return a shallow copy of a subclass of a mutable built-in, without its constructor, which may take anything."""
     kind = type(obj)
     if base is None:
         new = copy.copy(obj)
@@ -365,10 +362,7 @@ def _without_init(kind: Any) -> Any:
 
 
 def bare(obj: Any) -> Any:
-    """Return a new object of the same class with the same attributes; no code of the class runs.
-
-    Values that a `functools.cached_property` has kept are left out: they were computed from the old attributes.
-    """
+    """Return an object of the same class and attributes; no code of the class runs, no cached property is kept."""
     kind: Any = type(obj)
     new = _without_init(kind)
     if hasattr(obj, "__dict__"):
@@ -417,10 +411,7 @@ def _flatten_sequence(obj: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Copy the whole object deeply, with every child replaced on the way; nothing is ever assigned to a copy.
-
-    A shallow copy may share its storage with the source (a class around a dict, a file), which must not be written to.
-    """
+    """Copy an object deeply, every child replaced on the way: a shallow copy may share its storage with the source."""
     memo: dict[int, Any] = {id(key): key for key in keys}
     memo |= {id(old): child for old, child in zip(keys.children, children, strict=True)}
     new = copy.deepcopy(obj, memo)

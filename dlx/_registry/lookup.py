@@ -45,23 +45,11 @@ __all__ += ["ASKED", "not_an_array", "source", "unwrap"]
 
 
 class Kind(NamedTuple):
-    """What is known of a type, or of one object.
+    """What is known of a type, or of one object."""
 
-    Attributes
-    ----------
-    adapter
-        The adapter of such arrays: one that lists the type, or that of a protocol which the object implements.
-    handler
-        How such containers are taken apart and made.
-    verdict
-        ``"container"``; ``"array"``; ``"plain"``: it passes through a tree; ``"refused"``: by name, unless an object
-        implements a protocol; ``"unknown"``: each object must be asked.
-    refusal
-        Why objects without a protocol are refused.
-    """
-
-    adapter: Adapter | None
+    adapter: Adapter | None  # one that lists the type, or that of a protocol which the object implements
     handler: Container | None
+    # plain: it passes through a tree; refused: unless an object implements a protocol; unknown: each object is asked
     verdict: Literal["container", "array", "plain", "refused", "unknown"]
     refusal: Refusal | None = None
 
@@ -135,13 +123,7 @@ _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "u
 
 
 def kind(cls: type) -> Kind:
-    """Return what is known of an exact type. Looked up once per type.
-
-    Raises
-    ------
-    PluginError
-        If the adapter that knows the type is broken.
-    """
+    """Return what is known of an exact type. Looked up once per type."""
     if not (type(cls) is type or is_key(cls)):
         return _classify_safely(cls)
     found: Kind | None = _EXACT.get(cls)
@@ -159,23 +141,9 @@ def kind(cls: type) -> Kind:
 
 
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
-    """Return what an object is; only if its type cannot tell, the object is asked.
+    """Return what an object is; the object is asked only if its type cannot tell.
 
-    Parameters
-    ----------
-    obj
-        Any object.
-    strict
-        Whether what is neither array, container nor plain data is refused; None: not even what is refused by name.
-    found
-        What `kind` returns for its type, if it was asked already.
-
-    Raises
-    ------
-    AdapterNotFoundError
-        If it is refused.
-    PluginError
-        If the adapter that knows its type is broken.
+    `strict`: whether to refuse what is neither array, container nor plain data; None refuses nothing, not even by name.
     """
     if found is None:
         found = kind(type(obj))
@@ -199,22 +167,7 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
 
 
 def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adapter]:
-    """Return the array that an object is or stands for, as a DataArray of xarray stands for its data, and its adapter.
-
-    Parameters
-    ----------
-    obj
-        Any object that `dlx.convert` takes for one array.
-    found
-        What `kind` returns for its type, if it was asked already.
-    parts
-        They complete the error.
-
-    Raises
-    ------
-    DlxError
-        If it is not one array, or cannot be read.
-    """
+    """Return the array that an object is or stands for (as a DataArray of xarray does), and its adapter."""
     if found is None:
         found = kind(type(obj))
     adapter = _adapter(obj, found)
@@ -227,15 +180,7 @@ def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adap
 
 
 def adapter_of(obj: Any) -> Adapter | None:
-    """Return the adapter of an object that is an array, a buffer included; None for any other object.
-
-    Raises
-    ------
-    PluginError
-        If the plugin that should know its type is broken.
-    AdapterNotFoundError
-        If its type cannot be looked at.
-    """
+    """Return the adapter of an object that is an array, a buffer included; None for any other object."""
     return _adapter(obj, kind(type(obj)))
 
 
@@ -300,10 +245,7 @@ def _speaks(cls: type) -> bool:
 
 
 def _by_protocol(obj: Any) -> Adapter | None:
-    """Return the adapter of the first protocol of arrays that an object implements, plain buffers left out.
-
-    ``__array__`` alone is never used: it may copy or move without saying.
-    """
+    """Return the adapter of an object's first protocol; never ``__array__``, which may copy or move without saying."""
     cls = type(obj)
     if hasattr(cls, "__dlpack__"):
         return generic.DLPACK

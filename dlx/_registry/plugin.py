@@ -123,10 +123,7 @@ def install_of(adapter: Adapter) -> str:
 
 
 def discover() -> list[Plugin]:
-    """Return the plugins in the entry points of other distributions; load none.
-
-    Two entries with one module, of one distribution, are one plugin.
-    """
+    """Return the plugins in entry points of other distributions; entries with one module are one plugin."""
     from importlib.metadata import entry_points  # 40 ms: only when something unknown turns up
 
     try:
@@ -144,10 +141,7 @@ def discover() -> list[Plugin]:
 
 
 def allowed() -> frozenset[str] | None:
-    """Return the distributions that ``DLX_LOAD_PLUGINS`` names, normalized; None, where it is not set: all are.
-
-    An empty value leaves out all but dlx's own adapters.
-    """
+    """Return the distributions that ``DLX_LOAD_PLUGINS`` names, normalized; None if it is not set: all are allowed."""
     words = os.environ.get("DLX_LOAD_PLUGINS")
     return None if words is None else frozenset(normalized(word) for word in words.split(",") if word.strip())
 

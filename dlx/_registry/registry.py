@@ -39,16 +39,10 @@ _OWN: dict[str, Adapter] = {
 
 
 class Registry:
-    """Says which adapter knows a type, and which one a target names. Its `Loader` has the plugins.
-
-    Attributes
-    ----------
-    generation
-        Changes whenever a plugin is loaded, and what was cached about types and targets is dropped.
-    """
+    """Says which adapter knows a type, and which one a target names. Its `Loader` has the plugins."""
 
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
-        self.generation = 0
+        self.generation = 0  # changes whenever a plugin is loaded, and what was cached is dropped
         self._loader = Loader(built_in, self._forget)
         self._modules: dict[ModuleType, Adapter] = {}  # those that became targets, without a plugin
         self._packages: dict[Adapter, ModuleType] = {}  # what each adapter has looked at
@@ -118,10 +112,9 @@ class Registry:
             plugin.notes.append(sentence)
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
-        """Return an object that keeps a CUDA stream alive: a framework's current stream; None for others.
+        """Return an object that keeps a framework's current CUDA stream alive; None for other streams.
 
-        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more at
-        release, and must live until then.
+        A consumer passes the handle when it takes a `dlx.Tensor`; the stream is used once more at release.
         """
         device = Device(native.lib.kDLCUDA, device_id)
         borrowed = kept(Stream(device, handle))
@@ -143,26 +136,14 @@ class Registry:
     # ---- types ------------------------------------------------------------------------------------------------------
 
     def kinds(self) -> TypeCache[Any]:
-        """Return the answers of `lookup.kind`.
-
-        They are dropped when an adapter is loaded, a module imported, or a type registered with an abstract base class:
-        a framework may claim a type then.
-        """
+        """Return the answers of `lookup.kind`, dropped when a module or an abstract base class may claim a type."""
         n_modules, token, kinds = self._kinds
         if n_modules != len(sys.modules) or token != get_cache_token():
             _, _, kinds = self._kinds = len(sys.modules), get_cache_token(), TypeCache()
         return kinds
 
     def owner(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it; None if there is none.
-
-        Raises
-        ------
-        PluginError
-            If the plugin that should know the type is broken.
-        AdapterNotFoundError
-            If the type cannot be looked at.
-        """
+        """Return the adapter that lists a type or a base of it; None if there is none."""
         try:
             known = self.kinds().find(kind)
             return self._find(kind) if known is None else known.adapter
@@ -200,11 +181,7 @@ class Registry:
         return error or next(filter(None, map(self._misnamed, roots)), None)
 
     def _misnamed(self, root: str) -> PluginError | None:
-        """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``.
-
-        Its entry point may be named like the distribution: only then is it loaded here, as one for another package
-        that nobody asked for is not.
-        """
+        """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``."""
         if root.partition(".")[0] in {"dlx", *sys.stdlib_module_names}:
             return None
         for name, plugin in list(self._loader.plugins.items()):
@@ -236,10 +213,7 @@ class Registry:
             return ()
 
     def declared_handler(self, kind: type) -> Container | None:
-        """Return the handler that an adapter declares for a type or its nearest base; None if there is none.
-
-        The adapters of the type's package are loaded by `owner`.
-        """
+        """Return the handler that an adapter declares for a type or its nearest base; None if there is none."""
         self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
@@ -252,11 +226,7 @@ class Registry:
     # ---- targets ----------------------------------------------------------------------------------------------------
 
     def target(self, to: Any) -> Target:
-        """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`.
-
-        Raises `AdapterNotFoundError` where there is no such target, `FrameworkNotInstalledError` where its framework
-        is not there or fails to import, `PluginError` where its plugin is broken.
-        """
+        """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`."""
         targets, kind = self._targets, to if isinstance(to, type) else None
         cacheable = type(to) in (str, ModuleType) or (kind is not None and is_key(kind))
         if cacheable and (known := targets.get(to)):

@@ -20,18 +20,10 @@ __all__ = ["Target", "is_committed", "target_of"]
 
 
 class Target:
-    """A consumer. Made once for each name, module or array type that users write, and kept.
+    """A consumer: made once for each name, module or array type that users write.
 
-    Parameters
-    ----------
-    adapter
-        The adapter that loads.
-    capabilities
-        What it takes, known issues applied.
-    source
-        The adapter that knows its arrays as sources: `adapter` itself, or that of which it is a variant.
-    kind
-        The array type that was asked for; None: any of the framework.
+    `source` knows its arrays: `adapter` itself, or the one of which it is a variant; `kind` is the array type that was
+    asked for, or None.
     """
 
     __slots__ = (

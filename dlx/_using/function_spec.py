@@ -86,10 +86,7 @@ class FunctionSpec:
         return name in self.writes or (self.options in self.writes and name not in self.by_name)
 
     def written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
-        """Return what is in the parameters that are declared to be written to, of a tree of (args, options).
-
-        The addresses of the arrays, and (path, object) of the plain buffers, which pass through.
-        """
+        """Return the addresses of arrays, and (path, buffer) of buffers, in the parameters that are written to."""
         arrays: set[int] = set()
         buffers: list[tuple[tuple[Any, ...], Any]] = []
         if not self.writes:

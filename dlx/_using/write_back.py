@@ -34,13 +34,7 @@ class PassedArray:
 
 
 class Writes:
-    """The arrays of one call whose writes may have to be written back.
-
-    Parameters
-    ----------
-    target
-        The function's framework.
-    """
+    """The arrays of one call whose writes may have to be written back."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -86,13 +80,7 @@ class Writes:
             raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
 
     def back(self) -> None:
-        """Write what the function wrote to copies into the caller's arrays.
-
-        Raises
-        ------
-        ReadOnlyError
-            If one of those cannot be written to, or one write would overwrite another.
-        """
+        """Write what the function wrote to copies into the caller's arrays."""
         for source, old in self._declared:
             mark_written(source, old)
         failed = None
