@@ -12,8 +12,6 @@ from dlx._support.module import set_module
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.errors import AdapterNotFoundError, PluginError
 
-__all__ = ["array_namespace"]
-
 
 @public
 @set_module("dlx")

@@ -23,13 +23,11 @@ from dlx._engine.request import request_of
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.traced import leave_out
 from dlx._protocols import pointer
-from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
+from dlx._protocols.pointer import dltensor, extents_of
 from dlx._registry import lookup
 from dlx._support.module import set_module
 from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
-
-__all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
 
 @set_module("dlx")

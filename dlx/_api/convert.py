@@ -28,8 +28,6 @@ else:  # loaded with the first call that is not answered in C
     )
     views = Late("dlx._views.factory")
 
-__all__ = ["convert", "plan"]
-
 
 @set_module("dlx")
 def convert(

@@ -11,8 +11,6 @@ from dlx._engine.sources import array_info
 from dlx._registry import lookup
 from dlx._support.module import set_module
 
-__all__ = ["describe"]
-
 
 @public
 @set_module("dlx")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dlx._files.mapping import FileView
     from dlx.typing import DeviceLike, Readonly, Target
 
-__all__ = ["open"]
-
 
 @public
 @set_module("dlx")

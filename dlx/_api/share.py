@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
 
-__all__ = ["attach", "share"]
-
 
 @functools.cache
 def _attach_tree() -> Callable[..., Any]:

@@ -20,8 +20,6 @@ from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError
 
-__all__ = ["CONVERTED", "collision", "shares_memory"]
-
 CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
 """How errors of functions that lack an option say where it is (`DlxError.via`)."""
 

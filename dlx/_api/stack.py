@@ -11,11 +11,11 @@ from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
-from dlx._core.types import SUBBYTE_PADDED, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
-from dlx._engine.plan import HOST, Step
+from dlx._engine.plan import Step
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import borrow_all
@@ -31,8 +31,6 @@ from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Target
-
-__all__ = ["stack"]
 
 
 @public

@@ -12,8 +12,6 @@ from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 
-__all__ = ["ArrayInfo"]
-
 
 class _Fields(NamedTuple):
     framework: str

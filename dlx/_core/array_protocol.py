@@ -10,8 +10,6 @@ from typing import Any
 from dlx._core.extension import lib
 from dlx.errors import CopyRequiredError, DeviceError
 
-__all__ = ["as_array", "as_interface", "typestr"]
-
 _KINDS = {lib.kDLInt: "i", lib.kDLUInt: "u", lib.kDLFloat: "f", lib.kDLComplex: "c", lib.kDLBool: "b"}
 _NUMPY = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 

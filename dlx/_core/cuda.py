@@ -18,28 +18,6 @@ from dlx._core.types import HOST, Device, contiguous
 from dlx._support.module import set_module
 from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
 
-__all__ = [
-    "Ready",
-    "as_interface",
-    "at",
-    "check_gaps",
-    "devices",
-    "follow",
-    "identity",
-    "is_capturing",
-    "is_cuda",
-    "is_loaded",
-    "order",
-    "ready",
-    "release_pending",
-    "require",
-    "synchronize",
-    "wait",
-    "when",
-    "where",
-    "work_stream",
-]
-
 Ready = Any
 """cdata ``dlx_ready *``, a readiness event: the point on a stream at which memory is ready."""
 

@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ABI", "CORE", "CUDA", "cffi_builder", "declarations", "get_include"]
-
 ABI = "dlpack_abi.h"
 """The structs and constants of DLPack: for everybody."""
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
 from dlx._core.array_protocol import as_array, as_interface
-from dlx._core.extension import ffi, lib
+from dlx._core.extension import ffi as ffi
+from dlx._core.extension import lib as lib
 from dlx._core.types import HOST, Device, DType
 from dlx.typing import READONLY
-
-__all__ = ["FastPathFunction", "Slots", "Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,

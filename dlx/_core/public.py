@@ -10,8 +10,6 @@ from dlx._core import native
 from dlx._support.keywords import check_names
 from dlx._support.tracebacks import REFUSALS, name_action, shorten
 
-__all__ = ["public"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

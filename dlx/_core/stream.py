@@ -14,18 +14,6 @@ from dlx._support.module import set_module
 from dlx._support.reflect import class_name, safe_repr, type_name
 from dlx.errors import StreamError
 
-__all__ = [
-    "LEGACY",
-    "PER_THREAD",
-    "UNORDERED",
-    "Stream",
-    "handle_of",
-    "is_unordered",
-    "kept",
-    "keep_streams",
-    "meaning",
-]
-
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD
 UNORDERED = -1

@@ -9,11 +9,10 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi, lib
-from dlx._core.native import Tensor, register
+from dlx._core.native import Tensor as Tensor
+from dlx._core.native import register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx.errors import DeviceError
-
-__all__ = ["Tensor", "dense", "tensor_from"]
 
 # ---- the repr of dlx.Tensor: one line, the values where they are few and can be read
 

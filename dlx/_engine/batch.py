@@ -14,23 +14,21 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.native import Tensor
 from dlx._core.tensor import dense
-from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
 from dlx._engine.executor import execute, is_read_in_place, resolved
 from dlx._engine.failures import Failures, Located
-from dlx._engine.plan import HOST, Copy, Relabel, Resolve
+from dlx._engine.plan import Copy, Relabel, Resolve
 from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_failed, info_of, marked
+from dlx._engine.sources import abstract, adapter_call, adapter_failed, info_of, marked
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
-
-__all__ = ["Batch", "Transfer", "convert_tree", "not_writable"]
 
 
 class Transfer:
@@ -59,12 +57,8 @@ class Transfer:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
         held = self.tensor if self.tensor is not None else self.claimed
         if self.known_info is None or (self.known_info.shape is None and held is not None):
-            try:
+            with adapter_call(self.source):
                 self.known_info = info_of(self.description, self.source, self.obj, held, self.device)
-            except DlxError:
-                raise
-            except Exception as error:
-                raise adapter_failed(self.source, error) from error
         return self.known_info
 
     def text(self) -> str:
@@ -78,23 +72,19 @@ class Transfer:
         """Return what would be exported, by description only; None where only an export could tell."""
         obj, source, before, tensor = self.obj, self.source, self.resolution, self.tensor
         if tensor is not None:
-            return marked(tensor, source) if source.arrays.immutable else tensor
+            return marked(tensor, source)
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
             return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
         said, needs_export = self.description, self.needs_export
-        try:
+        with adapter_call(source):
             if before.steps:
                 obj = resolved(obj, before.steps, source)
                 if isinstance(obj, Tensor):  # made by the resolution
-                    return marked(obj, source) if source.arrays.immutable else obj
+                    return marked(obj, source)
                 again = source.describe(obj)
                 said, needs_export, tensor = again.info, again.needs_export, again.tensor
             if tensor is None and not needs_export and said is not None:
                 tensor = abstract(info_of(said, source, obj, None) if before.steps else self.info(), obj)
-        except DlxError:
-            raise
-        except Exception as error:
-            raise adapter_failed(source, error) from error
         return None if tensor is None else marked(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
@@ -123,12 +113,8 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
     device = info.device or found
     if info.shape is None or info.dtype is None or device is None:
         return None  # only a conversion could tell
-    try:
+    with adapter_call(source):
         stated = source.capabilities()
-    except DlxError:
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
     # The address is never read.
     return native.tensor_new(

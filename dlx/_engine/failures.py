@@ -7,8 +7,6 @@ from typing import Any
 
 from dlx.errors import DlxError
 
-__all__ = ["Failures", "Located", "together"]
-
 Located = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 else:
     _tree = Late("dlx._engine.tree")
 
-__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn"]
-__all__ += ["flatten_once", "other_kind", "source_of"]
-
 
 class Question(NamedTuple):
     """An attribute, or a method without arguments, of an array or of what owns its memory."""

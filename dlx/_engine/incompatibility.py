@@ -14,8 +14,6 @@ from dlx._core.native import Tensor
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
-__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
-
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
 

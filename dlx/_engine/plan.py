@@ -17,9 +17,6 @@ from dlx._support.tracebacks import REFUSALS, shorten
 from dlx.errors import DlxError, written
 from dlx.typing import Outcome
 
-__all__ = ["HOST", "Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "Unmark", "ViewAs"]
-
-
 BYTES = DType("uint8")
 _NUMBERS = {"bool", "int", "float", "complex"}
 

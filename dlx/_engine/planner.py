@@ -16,9 +16,9 @@ from dlx._core.extension import lib
 from dlx._core.native import Tensor, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
-from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
+from dlx._core.types import HOST, IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
-from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.request import Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
@@ -28,18 +28,6 @@ from dlx.adapter.base import Adapter, Blocker
 from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
-
-__all__ = [
-    "DEFERRED",
-    "UNDECIDED",
-    "Decision",
-    "approach",
-    "as_it_is",
-    "check_copies",
-    "decide",
-    "deferred",
-    "is_inside",
-]
 
 
 class Decision(NamedTuple):

@@ -21,8 +21,6 @@ from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 from dlx.typing import Outcome
 
-__all__ = ["plan_known", "plan_one", "plan_tree"]
-
 
 def plan_known(request: Request, obj: Any) -> Plan | None:
     """Return the plan of an array on the host that the fast path describes; None for others, and refusals."""

@@ -9,11 +9,9 @@ from dlx._core.types import HOST, Device
 from dlx._engine.sources import array_info
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
-from dlx._support.reflect import foreign_error, module_of, type_name
-from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
+from dlx._support.reflect import foreign_errors, module_of, type_name
+from dlx.errors import AdapterNotFoundError, DeviceError
 from dlx.typing import ERRORS, READONLY
-
-__all__ = ["Request", "check_flags", "request_of"]
 
 
 class Request(NamedTuple):
@@ -97,25 +95,15 @@ def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
 
 
 def _current_device(target: Target, device_type: int) -> int:
-    try:
+    with foreign_errors(f"{target.name} failed to name its current device:", DeviceError, target=target.name):
         return target.adapter.devices.current(device_type)
-    except DlxError:
-        raise
-    except Exception as error:
-        what = f"{target.name} failed to name its current device:"
-        raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
 def _host_device(target: Target, wanted: Device) -> Device:
     """Return which device of a target a number of the host's is: nearly all have one, whatever number it is given."""
     devices = target.adapter.devices
-    try:
+    with foreign_errors(f"{target.name} failed to find {wanted}:", DeviceError, target=target.name):
         return devices.from_native(devices.to_native(wanted))
-    except DlxError:
-        raise
-    except Exception as error:
-        what = f"{target.name} failed to find {wanted}:"
-        raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Target, Device | None, bool]:

@@ -17,11 +17,9 @@ from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, 
 from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
-from dlx._support.reflect import foreign_error
+from dlx._support.reflect import foreign_errors
 from dlx.adapter.base import Adapter, Devices
-from dlx.errors import DeviceError, DlxError
-
-__all__ = ["Readiness", "StreamSync", "Synchronization", "physical", "takes_stream"]
+from dlx.errors import DeviceError
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the work on a stream so far, after a recorded event, or None: at once."""
@@ -72,15 +70,9 @@ class StreamSync:
         """Ask a framework once per device."""
         key = id(adapter), device
         if key not in self._streams:
-            try:
-                current = adapter.streams.current if adapter.streams is not None else None
+            current = adapter.streams.current if adapter.streams is not None else None
+            with foreign_errors(f"{adapter.name} failed to name its stream on {device}:", DeviceError):
                 value = None if current is None else current(device)
-            except DlxError:
-                raise
-            except Exception as error:
-                raise foreign_error(
-                    f"{adapter.name} failed to name its stream on {device}:", error, DeviceError
-                ) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else kept(meaning(value, device))

@@ -16,8 +16,6 @@ from dlx._core import native
 from dlx._registry.plugin import TRACING
 from dlx._support.imports import when_imported
 
-__all__ = ["leave_out", "skip_frames"]
-
 _OUTSIDE = "memory that leaves the graph, or comes from outside"
 _INSTEAD = "compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
 _NO_GRAPH = (

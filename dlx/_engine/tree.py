@@ -21,8 +21,6 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text
 
-__all__ = ["Tree", "path_of"]
-
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
 

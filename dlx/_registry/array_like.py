@@ -14,8 +14,6 @@ from typing import NamedTuple
 from dlx._support.reflect import class_name, derives, module_of, type_name
 from dlx.errors import AdapterNotFoundError
 
-__all__ = ["Refusal", "refusal", "remedy"]
-
 _READS = ("__getitem__", "toarray", "todense", "to_numpy", "numpy", "asnumpy")
 
 _ARRAY = "it is an array to its own library, and implements no protocol by which dlx reads arrays"

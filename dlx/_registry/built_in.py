@@ -11,8 +11,6 @@ from dlx._protocols import arrow
 from dlx._registry.handlers import elements, items, unflatten_set
 from dlx.adapter.declarations import Container
 
-__all__ = ["HANDLERS", "LIST", "TUPLE"]
-
 
 def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
     items = list(obj.items())  # at once: another thread may be writing

@@ -22,11 +22,6 @@ from dlx.adapter.declarations import Arrays, Blocker, Capabilities, FastPath, La
 from dlx.adapter.files import file_handler
 from dlx.errors import ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
-__all__ = [
-    "ARROW", "ARROW_TARGET", "BUFFER", "CAPSULE", "CUDA_INTERFACE", "DLPACK", "EXCHANGE", "INTERFACE", "TENSOR",
-    "Deferred", "Described",
-]  # fmt: skip
-
 
 class Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""

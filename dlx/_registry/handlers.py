@@ -16,8 +16,6 @@ from dlx._support.reflect import derives, type_name
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError
 
-__all__ = ["abstract_handler", "attributes", "unflatten_set", "elements", "items", "record_handler", "subclass_handler"]
-
 
 def elements(obj: Any) -> tuple[None, list[Any]]:
     """Flatten a container whose children have positions and no keys."""

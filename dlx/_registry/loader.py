@@ -20,8 +20,6 @@ from dlx.adapter import hookspecs
 from dlx.adapter.base import Adapter
 from dlx.errors import PluginError
 
-__all__ = ["Loader"]
-
 
 class Loader:
     """Finds plugins, loads each when it is first needed and calls `changed` then, and remembers broken ones."""

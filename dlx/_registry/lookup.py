@@ -32,16 +32,15 @@ from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
 from dlx._registry.array_like import Refusal, refusal, remedy
-from dlx._registry.built_in import HANDLERS, LIST, TUPLE
+from dlx._registry.built_in import HANDLERS
+from dlx._registry.built_in import LIST as LIST
+from dlx._registry.built_in import TUPLE as TUPLE
 from dlx._registry.handlers import abstract_handler, record_handler, subclass_handler
 from dlx._registry.registry import HELD, not_inspected, registry
 from dlx._support.reflect import derives, foreign_error, is_key, module_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
-
-__all__ = ["ARROW", "LIST", "PLAIN", "TUPLE", "VIEW", "Kind", "adapter_of", "is_built_in", "kind", "look"]
-__all__ += ["ASKED", "not_an_array", "source", "unwrap"]
 
 
 class Kind(NamedTuple):

@@ -24,8 +24,6 @@ from dlx.adapter.base import Adapter, Description, DTypes, over_memory
 from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
 
-__all__ = ["INSTALL", "ModuleAdapter", "import_framework", "importable", "is_missing", "probed"]
-
 INSTALL = {"array_api_strict": "array-api-strict", "dpnp": "dpnp", "ndonnx": "ndonnx"}
 """Modules that are known to have ``from_dlpack`` -> what pip calls them."""
 

@@ -33,11 +33,6 @@ from dlx.adapter.declarations import (
 from dlx.adapter.gradients import GradSupport
 from dlx.errors import DTypeError, PluginError
 
-__all__ = [
-    "BUILT_IN", "FRAMEWORKS", "OURS", "TRACING", "Plugin", "allowed", "checked", "discover", "error_of", "install_of",
-    "normalized", "own", "strict",
-]  # fmt: skip
-
 
 class Framework(NamedTuple):
     """What dlx knows of a framework that it has an adapter for, before that is loaded."""

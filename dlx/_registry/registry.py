@@ -28,8 +28,6 @@ from dlx._support.reflect import TypeCache, derives, exception_text, foreign_err
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError
 
-__all__ = ["HELD", "Registry", "registry"]
-
 HELD = "Convert an array that it holds."
 """What to do about an object that is no array."""
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")

@@ -11,12 +11,9 @@ from dlx._core import native
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor
 from dlx._core.types import DType
-from dlx._support.reflect import foreign_error, type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import EXTENTS, Capabilities
-from dlx.errors import DlxError
-
-__all__ = ["Target", "is_committed", "target_of"]
 
 
 class Target:
@@ -127,12 +124,8 @@ def is_committed(source: Adapter, obj: Any) -> bool:
     """Return whether an array stays on its device, see `Placement`."""
     if source.placement is None:
         return True
-    try:
+    with foreign_errors(f"{source.name} failed:", source=type_name(type(obj))):
         return source.placement.is_committed(obj)
-    except (DlxError, MemoryError):
-        raise
-    except Exception as error:
-        raise foreign_error(f"{source.name} failed:", error, source=type_name(type(obj))) from error
 
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:

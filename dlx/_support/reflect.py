@@ -16,7 +16,7 @@ from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
 
 __all__ = [
     "MAX_MESSAGE", "TypeCache", "class_name", "cut", "derives", "exception_text", "find_in", "first_line",
-    "foreign_error", "is_key", "message_of", "module_of", "safe_repr", "type_name",
+    "foreign_error", "foreign_errors", "is_key", "message_of", "module_of", "safe_repr", "type_name",
 ]  # fmt: skip
 
 MAX_MESSAGE = 1000
@@ -94,6 +94,22 @@ def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = Con
     error = kind(f"{what} {said or 'without saying why'}", **parts)
     error.__cause__ = cause
     return error
+
+
+class foreign_errors:  # noqa: N801
+    """A context that raises `foreign_error` for what foreign code raises in it, and completes errors of dlx."""
+
+    def __init__(self, what: str, kind: type[DlxError] = ConversionError, **parts: Any) -> None:
+        self._what, self._kind, self._parts = what, kind, parts
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DlxError):
+            error.complete(**self._parts)
+        elif isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise foreign_error(self._what, error, self._kind, **self._parts) from error
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------

@@ -13,8 +13,6 @@ from dlx._using.inputs import Inputs
 from dlx._using.outputs import Caller, Outputs
 from dlx.errors import DlxError
 
-__all__ = ["Invocation"]
-
 
 class Invocation:
     """One call of a decorated function; `args` and `options` are what the function is passed."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 else:
     gradients = Late("dlx._using.gradients")
 
-__all__ = ["using"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -15,8 +15,6 @@ from dlx.adapter.base import Adapter
 if TYPE_CHECKING:
     from dlx._engine.tree import Tree
 
-__all__ = ["FunctionSpec", "Place", "fast_name", "tracked", "wrapping"]
-
 Place = tuple[str, tuple[Any, ...]]
 """Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
 

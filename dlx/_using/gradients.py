@@ -38,8 +38,6 @@ from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-__all__ = ["CompiledCalls", "differentiated"]
-
 MAX_KNOWN = 64  # structures of arguments whose derivatives are kept of one function
 _NUMBERS = frozenset({int, float, complex})
 _PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}

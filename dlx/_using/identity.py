@@ -20,8 +20,6 @@ from dlx._views.base import name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 
-__all__ = ["CallTree", "Identity"]
-
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 

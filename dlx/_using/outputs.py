@@ -25,8 +25,6 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, path_text
 
-__all__ = ["Caller", "Outputs", "Views"]
-
 
 class Caller(NamedTuple):
     """The framework of results, their device, and whether they are committed to it, as an argument is."""

@@ -23,8 +23,6 @@ from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 from dlx.typing import READONLY
 
-__all__ = ["MAX_KNOWN", "plan_of"]
-
 _PLAIN: dict[Any, Any] = {kind: other_kind(kind)["parts"][1] for kind in (list, dict)}
 identities: Any = Late("dlx._using.identity")  # both loaded with the first result that needs more
 outputs: Any = Late("dlx._using.outputs")

@@ -17,8 +17,6 @@ from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-__all__ = ["Work", "working"]
-
 
 @contextlib.contextmanager
 def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:

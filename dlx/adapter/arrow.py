@@ -10,7 +10,6 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._core.types import host_readable
 from dlx._protocols import arrow
-from dlx._support.module import set_module
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.base import Adapter, Description
 from dlx.adapter.declarations import Blocker
@@ -33,7 +32,6 @@ def _known_of(kind: type) -> tuple[str, tuple[str, ...]]:
     return found
 
 
-@set_module("dlx.adapter")
 def arrow_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     """Return the description of an array of which `arrow_exchange` has made a tensor, see `FastPath.describe`."""
     exact: Any = type(obj)
@@ -54,7 +52,6 @@ def arrow_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     )
 
 
-@set_module("dlx.adapter")
 class ArrowSource(Adapter):
     """An adapter for objects with ``__arrow_c_array__``, ``__arrow_c_stream__``, or what these are called for devices.
 

@@ -12,7 +12,6 @@ from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx._support.module import set_module
 from dlx.errors import Attribute, ConversionError, LayoutError, Member
 
 __all__ = [
@@ -24,7 +23,6 @@ OWNER_BOUNDS = "owner_bounds"
 """What `FastPath.guard_function` says when it compares tensors with the bytes that their owner has."""
 
 
-@set_module("dlx.adapter")
 class Layout:
     """Features of a layout that a consumer can hold; extents of 0 and 1 are ignored.
 
@@ -63,7 +61,6 @@ ALIGNMENTS = tuple(1 << power for power in range(13))
 """What an address can be asked to be a multiple of: a page at most, by which decisions are kept (`planner.decide`)."""
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Capabilities:
     """What a consumer takes as it is; anything else is copied or refused before it gets there.
@@ -124,7 +121,6 @@ class Capabilities:
             raise ValueError(f"dtypes cannot be taken and refused, found {sorted(both)} in both")
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Blocker:
     """A property of an array, known before it is exported, that blocks its conversion.
@@ -164,7 +160,6 @@ class Blocker:
         return getattr(obj, self.resolution)() if isinstance(self.resolution, str) else self.resolution(obj)
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Guard:
     """A question about an array that must be answered with a false value before memory may leave.
@@ -195,7 +190,6 @@ class Guard:
         return bool(answer() if callable(answer) else answer)
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Owner:
     """The object that keeps an array's memory alive, if the array itself does not.
@@ -224,7 +218,6 @@ class Owner:
     freeze: tuple[str, str] | tuple[()] = ()
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class FastPath:
     """What the C fast path may use of a framework.
@@ -302,7 +295,6 @@ class FastPath:
         return ""
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class StreamSupport:
     """How work on a device is ordered. Without it, each array's export is told the consumer's stream and orders itself.
@@ -333,7 +325,6 @@ class StreamSupport:
     quick: Literal[True] | Callable[[], tuple[Callable[[int], Any], str]] | None = None
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Arrays:
     """What is special about arrays of a framework; the defaults are those of ordinary arrays.
@@ -366,7 +357,6 @@ class Arrays:
     alignment: int = 16
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Placement:
     """How a framework that moves arrays to where they are used keeps some in place (jax).
@@ -387,7 +377,6 @@ class Placement:
     is_committed: Callable[[Any], bool]
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class WriteTracking:
     """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
@@ -411,7 +400,6 @@ class WriteTracking:
     mark_written: Callable[[Any], None] | None = None
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Container:
     """A type that holds other objects: how to flatten and how to unflatten it.
@@ -487,7 +475,6 @@ class Container:
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class KnownIssue:
     """A known fault of some versions of the framework.

@@ -52,14 +52,12 @@ from collections.abc import Callable, Iterable
 
 import pluggy
 
-from dlx._support.module import set_module
 from dlx.adapter.base import Adapter
 
 hookspec = pluggy.HookspecMarker("dlx")
 hookimpl = pluggy.HookimplMarker("dlx")
 
 
-@set_module("dlx.adapter")
 def offer(*adapters: Adapter) -> Callable[[], list[Adapter]]:
     """Return the hook of a plugin that has some adapters: ``dlx_adapters = offer(MyLib())``."""
 
