@@ -25,7 +25,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx._support.module import set_module
-from dlx._support.reflect import foreign_error, type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -110,16 +110,11 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return the arrays, and the key of each for errors: the columns of a frame, the values of any other mapping."""
     inside, handler = lookup.unwrap(arrays)
     if handler is not None and handler.kind == "mapping":
-        try:
+        with foreign_errors(lookup.NOT_TAKEN_APART, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        except DlxError:
-            raise
-        except Exception as error:
-            what = "the container cannot be taken apart:"
-            raise foreign_error(what, error, source=type_name(type(arrays))) from error
         return objs, keys or range(len(objs))
     if not hasattr(arrays, "__iter__") and (refused := lookup.kind(type(arrays)).refusal) is not None:
-        raise refused.error(type(arrays))  # a model, a lazy frame
+        raise refused.error()  # a model, a lazy frame
     objs = list(arrays)
     return objs, range(len(objs))
 

@@ -113,9 +113,8 @@ def _pair(kind: type, source: native.Source, target: native.Target) -> str:
 
 def _is_at_root(kind: type, source: native.Source) -> bool:
     """Return whether objects of a type are arrays at the root only, and pass through inside a container."""
-    if source.what == "produces":
-        return lookup.kind(kind).verdict == "plain"
-    return isinstance(source.adapter, Adapter) and source.adapter.arrays.root_only
+    is_array = source.what in ("converts", "produces", "python") and isinstance(source.adapter, Adapter)
+    return is_array and (source.adapter is BUFFER or lookup.kind(kind).verdict == "plain")
 
 
 def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from dlx._core import native
 from dlx._core.types import HOST, Device
 from dlx._engine.sources import array_info
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import foreign_errors, module_of, type_name
@@ -108,7 +109,7 @@ def _host_device(target: Target, wanted: Device) -> Device:
 
 def _as(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to that."""
-    known = registry.owner(type(like))
+    known = lookup.adapter_of(like)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

@@ -13,8 +13,7 @@ from typing import Any
 
 from dlx._engine.failures import Failures
 from dlx._registry import lookup
-from dlx._registry.array_like import remedy
-from dlx._registry.lookup import ARROW, PLAIN, Kind, is_built_in
+from dlx._registry.lookup import PLAIN, Kind, is_built_in
 from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
@@ -235,12 +234,10 @@ class Tree:
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
         error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
-        if isinstance(error, DlxError):  # pandas and xarray need pyarrow for Arrow
-            fix = remedy(type(node.obj)) if node.handler is ARROW else ""
-            error.complete(source=type_name(type(node.obj)), fix=fix)
+        fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
         if not isinstance(error, DlxError):
-            fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
-            error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)), fix=fix)
+            error = foreign_error(f"the container {what}:", cause, fix=fix)
+        error.complete(source=type_name(type(node.obj)))
         self.failures.add(error, self._path(node.parent, node.at))
 
     # ---- unflatten --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
-from dlx._registry.array_like import refusal, remedy
+from dlx._registry.array_like import refusal
 from dlx._support.reflect import module_of, type_name
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, tensor_info
@@ -197,7 +197,6 @@ class BufferAdapter(Described):
 
     name = "buffer"
     protocols = ("buffer",)
-    arrays = Arrays(root_only=True)
     fast_path = FastPath(
         types=(
             "builtins.bytes",
@@ -216,8 +215,8 @@ class BufferAdapter(Described):
         try:
             return memory.buffer(obj)
         except DlxError as error:
-            if refusal(type(obj)):  # a list of tensors: it says that it has a buffer, and gives none
-                error.complete(fix=remedy(type(obj)))
+            if (refused := refusal(type(obj))) is not None:  # a list of tensors, which says that it has a buffer
+                error.complete(fix=refused.fix)
             raise
 
 

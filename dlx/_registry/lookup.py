@@ -31,13 +31,13 @@ from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
-from dlx._registry.array_like import Refusal, refusal, remedy
+from dlx._registry.array_like import Refusal, explain, refusal
 from dlx._registry.built_in import HANDLERS
 from dlx._registry.built_in import LIST as LIST
 from dlx._registry.built_in import TUPLE as TUPLE
 from dlx._registry.handlers import abstract_handler, record_handler, subclass_handler
-from dlx._registry.registry import HELD, not_inspected, registry
-from dlx._support.reflect import derives, foreign_error, is_key, module_of, type_name
+from dlx._registry.registry import HELD, NOT_INSPECTED, registry
+from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
@@ -87,10 +87,20 @@ OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 # A lazy view stands for its source, or for the part of it that a slice shows.
 VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
 
+
+def _open_arrow(obj: Any) -> tuple[None, list[Any]]:
+    try:
+        return None, [arrow.opened(obj)]
+    except DlxError as error:  # pandas and xarray need pyarrow for it
+        error.complete(fix=explain(type(obj)).fix)
+        raise
+
+
 # What gives out Arrow data: only that shows whether it is a table, whose columns become a dict, or a column.
-ARROW = Container(kind="wrapper", flatten=lambda obj: (None, [arrow.opened(obj)]))
+ARROW = Container(kind="wrapper", flatten=_open_arrow)
 
 PLAIN = Kind(None, None, "plain")
+NOT_TAKEN_APART = "the container cannot be taken apart:"
 ASKED = ("unknown", "refused")
 """Verdicts of types whose objects are asked."""
 _UNKNOWN = Kind(None, None, "unknown")
@@ -158,7 +168,7 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
     except Exception:  # an object whose attributes raise is of no known kind
         found = _UNKNOWN
     if found.refusal is not None and strict is not None:
-        raise found.refusal.error(type(obj))
+        raise found.refusal.error()
     if strict and found.verdict == "unknown" and not _has_buffer(obj):
         why = "it is neither array, container nor plain data (strict=True)"
         raise AdapterNotFoundError(why, source=type_name(type(obj)), option=(("strict", None),))
@@ -184,13 +194,14 @@ def adapter_of(obj: Any) -> Adapter | None:
 
 
 def _adapter(obj: Any, found: Kind) -> Adapter | None:
-    adapter = registry.owner(type(obj)) if found is _RAISES else found.adapter
     try:
+        adapter = registry.owner(type(obj)) if found is _RAISES else found.adapter
         return adapter or _by_protocol(obj) or (generic.BUFFER if _has_buffer(obj) else None)
     except DlxError:
         raise
     except Exception as error:
-        raise not_inspected(type(obj), error) from error
+        name = type_name(type(obj))
+        raise foreign_error(NOT_INSPECTED, error, AdapterNotFoundError, source=name, fix=HELD) from error
 
 
 def is_built_in(cls: type) -> bool:
@@ -228,7 +239,7 @@ def _classify(cls: type) -> Kind:
     if handler is not None and handler.kind != "leaf":
         return Kind(adapter, handler, "container")
     if adapter is not None:
-        return Kind(adapter, None, "plain" if adapter.arrays.root_only else "array")
+        return Kind(adapter, None, "array" if handler is None else "plain")
     if derives(cls, _LEAVES) or module_of(cls).partition(".")[0] in _PLAIN_MODULES:
         return PLAIN
     refused = refused or refusal(cls)
@@ -286,24 +297,18 @@ def _has_buffer(obj: Any) -> bool:
 
 def unwrap(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
     """Return what a wrapper stands for, or any other object itself, and its handler if that is a container."""
-    inside, handler = obj, kind(type(obj)).handler
-    try:
+    with foreign_errors(NOT_TAKEN_APART, source=type_name(type(obj)), **parts):
+        inside, handler = obj, kind(type(obj)).handler
         while handler is not None and handler.kind == "wrapper":
             _, (inside,) = handler.flatten(inside)
             handler = kind(type(inside)).handler
         return inside, handler
-    except DlxError as error:
-        error.complete(source=type_name(type(obj)), fix=remedy(type(obj)), **parts)
-        raise
-    except Exception as error:
-        what = "the container cannot be taken apart:"
-        raise foreign_error(what, error, source=type_name(type(obj)), **parts) from error
 
 
 def not_an_array(obj: Any) -> DlxError:
     """Return the error for an object that is no array."""
     name = type_name(type(obj))
-    broken = registry.broken_for(type(obj))
+    broken = registry.broken_for(packages_of(type(obj)))
     if broken is not None:
         return broken.complete(source=name)
     reason = "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
@@ -313,14 +318,14 @@ def not_an_array(obj: Any) -> DlxError:
         reason = "it is a container, and one array is needed"
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
+        fix = HELD if "." in name else "Give an array, or an object with a buffer such as bytes."
         try:
-            if (refused := refusal(type(obj))) is not None:
-                return refused.error(type(obj))
-            fix = remedy(type(obj))
+            known = explain(type(obj))
+            if known.reason:
+                return known.error()
+            fix = known.fix or fix
         except MemoryError:
             raise
         except Exception:  # a class that raises when it is looked at
-            fix = ""
-        in_python = module_of(type(obj)) == "builtins"
-        fix = fix or ("Give an array, or an object with a buffer such as bytes." if in_python else HELD)
+            pass
     return AdapterNotFoundError(reason, source=name, fix=fix)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import sys
 from abc import get_cache_token
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
 
@@ -24,13 +23,25 @@ from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, i
 from dlx._registry.suggest import describe_wrong, guess
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.locks import lock_of
-from dlx._support.reflect import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
+from dlx._support.reflect import (
+    TypeCache,
+    derives,
+    exception_text,
+    foreign_error,
+    foreign_errors,
+    is_key,
+    packages,
+    packages_of,
+    type_name,
+)
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError
 
 HELD = "Convert an array that it holds."
 """What to do about an object that is no array."""
+NOT_INSPECTED = "its type cannot be looked at:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
+_NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
 _OWN: dict[str, Adapter] = {
     each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
 }  # targets without a plugin
@@ -142,21 +153,11 @@ class Registry:
 
     def owner(self, kind: type) -> Adapter | None:
         """Return the adapter that lists a type or a base of it; None if there is none."""
-        try:
-            known = self.kinds().find(kind)
-            return self._find(kind) if known is None else known.adapter
-        except DlxError:
-            raise
-        except Exception as error:  # a type whose attributes raise
-            raise not_inspected(kind, error) from error
-
-    def _find(self, kind: type) -> Adapter | None:
-        loader, top = self._loader, module_of(kind).partition(".")[0]
-        foreign = top != "dlx" and top not in sys.stdlib_module_names  # ours have no plugin to be looked for
-        if foreign:
-            loader.has(top)
-        roots = {root for cls in kind.__mro__ for root in packages(module_of(cls))} & loader.plugins.keys()
-        needed = [loader.need(root) for root in sorted(roots)]
+        loader, roots = self._loader, packages_of(kind)
+        foreign = {root for root in roots if "." not in root} - _NO_PLUGINS
+        for root in foreign:
+            loader.has(root)
+        needed = [loader.need(root) for root in sorted(roots & loader.plugins.keys())]
         owner = self._owner(kind)
         if owner is None and foreign:
             # It may be registered as an array of a package that is imported, whose plugin is not loaded yet.
@@ -170,9 +171,9 @@ class Registry:
             raise error_of(broken[0])
         return owner
 
-    def broken_for(self, kind: type) -> PluginError | None:
-        """Return the error of a plugin for a type's package that cannot be used; None where there is none."""
-        roots = [*packages(module_of(kind))]
+    def broken_for(self, roots: Iterable[str]) -> PluginError | None:
+        """Return the error of a plugin for one of some packages that cannot be used; None if there is none."""
+        roots = sorted(roots)
         found = (self._loader.plugins.get(root) for root in roots)
         broken = (plugin for plugin in found if plugin is not None and plugin.broken is not None)
         error = next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
@@ -180,7 +181,7 @@ class Registry:
 
     def _misnamed(self, root: str) -> PluginError | None:
         """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``."""
-        if root.partition(".")[0] in {"dlx", *sys.stdlib_module_names}:
+        if root.partition(".")[0] in _NO_PLUGINS:
             return None
         for name, plugin in list(self._loader.plugins.items()):
             owner = normalized(plugin.distribution)
@@ -241,7 +242,8 @@ class Registry:
 
     def _by_type(self, kind: type) -> Target:
         """Return the target that makes arrays of a type."""
-        adapter = self.owner(kind)
+        with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(kind)):
+            adapter = self.owner(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # what `load` makes
@@ -332,17 +334,6 @@ class Registry:
         self._loader.scan()
         sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
-
-
-def not_inspected(kind: type, cause: Exception) -> DlxError:
-    """Return the error for an object of a type whose attributes raise."""
-    what = "its type cannot be looked at:"
-    return foreign_error(what, cause, AdapterNotFoundError, source=type_name(kind), fix=HELD)
-
-
-def packages(module: str) -> Iterator[str]:
-    """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    return itertools.accumulate(module.split("."), "{}.{}".format)
 
 
 def _import(adapter: Adapter) -> None:

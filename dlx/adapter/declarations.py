@@ -333,8 +333,6 @@ class Arrays:
     ----------
     immutable
         Whether they count as read-only whatever they say.
-    root_only
-        Whether they pass through inside a container and are converted only as the root, as scalars and buffers do.
     map_chunks
         ``map_chunks(obj, options)`` returns a collection, for collections of arrays that are computed later. Each chunk
         becomes what `dlx.convert` gives of it with these options, `to` among them. Both are pickled where other
@@ -350,7 +348,6 @@ class Arrays:
     """
 
     immutable: bool = False
-    root_only: bool = False
     map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
     consume: Callable[[Any, Tensor, bool], Tensor] | None = None
     restore: Callable[[Any, Tensor], None] | None = None
@@ -411,7 +408,7 @@ class Container:
     kind
         How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
         ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
-        it looks like.
+        it looks like, and passes through; of an adapter's own arrays: they are converted only as the root (scalars).
     flatten
         ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None where children are counted, and the
         list of children in the same order. Both lists are the caller's from then on.
