@@ -30,7 +30,6 @@ from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
 
-@set_module("dlx")
 def from_dlpack(obj: Any) -> Tensor:
     """Return any array as a `dlx.Tensor`; the same as ``dlx.convert(obj, to="dlx")`` without options.
 
@@ -64,7 +63,6 @@ exchange_api: Final = FAST_PATH._exchange_api("dlx", from_dlpack)
 
 
 @public
-@set_module("dlx")
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared: bool = False) -> Tensor:
     """Return a writable, row-major tensor over new, uninitialized memory.
 
@@ -115,7 +113,6 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
 
 
 @public
-@set_module("dlx")
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """Return any array as a raw DLPack capsule, for a consumer that wants one.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dlx._api import convert as convert  # the Python function of FAST_PATH, which views call
 from dlx._core.public import public
 from dlx._engine.request import request_of
-from dlx._support.module import set_module
 from dlx._views.factory import lazy_view, plain_view
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @public
-@set_module("dlx")
 def open(
     path: str | os.PathLike[str],
     to: Target = "dlx",

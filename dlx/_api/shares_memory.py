@@ -16,7 +16,6 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract, adapter_failed, info_of
 from dlx._registry import lookup
 from dlx._registry.registry import registry
-from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError
 
@@ -41,7 +40,6 @@ class Extent(NamedTuple):
 
 
 @public
-@set_module("dlx")
 def shares_memory(a: Any, b: Any) -> bool:
     """Say whether two arrays, of any frameworks, have at least one byte of memory in common.
 

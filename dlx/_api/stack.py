@@ -24,7 +24,6 @@ from dlx._protocols import memory
 from dlx._registry import lookup
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx._support.module import set_module
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 
 @public
-@set_module("dlx")
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 

@@ -35,21 +35,8 @@ def _known_of(kind: type) -> tuple[str, tuple[str, ...]]:
 def arrow_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     """Return the description of an array of which `arrow_exchange` has made a tensor, see `FastPath.describe`."""
     exact: Any = type(obj)
-    (kind, protocols), name, nbytes = _known_of(exact), tensor.dtype.name, tensor.nbytes
-    return ArrayInfo(
-        framework,
-        kind,
-        tensor.dtype,
-        _NAMES.get(name, name),
-        tensor.shape,
-        tensor.strides,
-        tensor.device,
-        nbytes,
-        True,
-        tensor.data_ptr if nbytes else 0,
-        kind,
-        protocols,
-    )
+    (kind, protocols), name = _known_of(exact), tensor.dtype.name
+    return ArrayInfo.of_tensor(tensor, framework, kind, protocols, _NAMES.get(name))
 
 
 class ArrowSource(Adapter):
