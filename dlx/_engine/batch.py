@@ -398,7 +398,7 @@ class Batch:
                 self._fail(error, i)
 
     def _loaded(self, transfer: Transfer) -> Any:
-        """Consume one array and load it into the target; restore the producer's if the consumer fails."""
+        """Consume one array and load it into the target; `undo` restores the producer's if the consumer fails."""
         source, target = transfer.source, self.request.target
         tensor, transfer.tensor = transfer.tensor, None
         if transfer.deferred is not None:
@@ -416,29 +416,14 @@ class Batch:
                 tensor = transfer.claimed = consume(transfer.obj, tensor, shared)
             consumed = True
             return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
-        except BaseException as error:
+        except Exception as error:
             tensor = None
-            if not consumed and isinstance(error, Exception):
+            if not consumed:
                 transfer.claimed = None  # `consume` itself failed: there is nothing to undo
-            transfer.text()  # for the error, while the tensor is here
-            notes = transfer.restore()
-            if isinstance(error, MemoryError) or not isinstance(error, Exception):
-                raise
-            failed = error
-            if not isinstance(error, DlxError):
-                failed = (
-                    foreign_error(f"{target.name} refused it:", error) if consumed else adapter_failed(source, error)
-                )
-            assert isinstance(failed, DlxError)
-            transfer.complete(failed, self.request, consumed=consumed)
-            for note in notes:
-                failed.add_note(note)
-            try:
-                if failed is error:
-                    raise
-                raise failed from error
-            finally:
-                del failed  # as in `_fail`
+            if isinstance(error, DlxError):
+                raise transfer.complete(error, self.request, consumed=consumed) from error.__cause__
+            what = f"{target.name} refused it:" if consumed else f"{source.name} failed:"
+            raise transfer.complete(foreign_error(what, error), self.request, consumed=consumed) from error
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 

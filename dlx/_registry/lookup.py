@@ -35,7 +35,7 @@ from dlx._registry.array_like import Refusal, explain, refusal
 from dlx._registry.built_in import HANDLERS
 from dlx._registry.built_in import LIST as LIST
 from dlx._registry.built_in import TUPLE as TUPLE
-from dlx._registry.handlers import abstract_handler, record_handler, subclass_handler
+from dlx._registry.handlers import Keys, abstract_handler, record_handler, subclass_handler
 from dlx._registry.registry import HELD, NOT_INSPECTED, registry
 from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
 from dlx.adapter.base import Adapter
@@ -63,23 +63,17 @@ class Kind(NamedTuple):
 # ---- exact types, and protocols --------------------------------------------------------------------------------------
 
 
-class _Recipe(list[Any]):
-    """Keys, with the function that came with the children; passed from `flatten` to `unflatten`."""
-
-    rebuild: Any
-    named: bool
-
-
 def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
-    keys = _Recipe(children) if named else _Recipe(range(len(children)))
-    keys.rebuild, keys.named = rebuild, named
+    keys = Keys(children if named else range(len(children)))
+    keys.kept = rebuild, named
     return keys, list(children.values()) if named else list(children)
 
 
 def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    return keys.rebuild(dict(zip(keys, children, strict=True)) if keys.named else children)
+    rebuild, named = keys.kept
+    return rebuild(dict(zip(keys, children, strict=True)) if named else children)
 
 
 OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
