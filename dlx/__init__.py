@@ -42,42 +42,11 @@ if TYPE_CHECKING:
     from dlx.typing import SupportsDLPack
 
 __all__ = [
-    "convert",
-    "plan",
-    "describe",
-    "stack",
-    "share",
-    "attach",
-    "shares_memory",
-    "array_namespace",
-    "adapters",
-    "using",
-    "trace",
-    "Trace",
-    "ArrayInfo",
-    "Device",
-    "DType",
-    "Plan",
-    "SupportsDLPack",
-    "Tensor",
-    "from_dlpack",
-    "empty",
-    "to_capsule",
-    "from_pointer",
-    "from_managed",
-    "borrow",
-    "exchange_api",
-    "devices",
-    "release_pending",
-    "ffi",
-    "cffi_builder",
-    "get_include",
-    "ctypes",
-    "hookimpl",
-    "adapter",
-    "errors",
-    "__version__",
-]
+    "convert", "plan", "describe", "stack", "share", "attach", "shares_memory", "array_namespace", "adapters", "using",
+    "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor", "from_dlpack", "empty",
+    "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices", "release_pending", "ffi",
+    "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
+]  # fmt: skip
 
 # The public names of each module. `open` and `typing` are not in __all__: `from dlx import *` would hide Python's own.
 _NAMES = {

@@ -13,25 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = [
-    "DlxError",
-    "ConversionError",
-    "CopyRequiredError",
-    "ReadOnlyError",
-    "LayoutError",
-    "DTypeError",
-    "DeviceError",
-    "DeviceNameError",
-    "StreamError",
-    "ProtocolError",
-    "ConsumedError",
-    "FileError",
-    "HandleError",
-    "AdapterNotFoundError",
-    "FrameworkNotInstalledError",
-    "PluginError",
-    "Attribute",
-    "Member",
-]
+    "DlxError", "ConversionError", "CopyRequiredError", "ReadOnlyError", "LayoutError", "DTypeError", "DeviceError",
+    "DeviceNameError", "StreamError", "ProtocolError", "ConsumedError", "FileError", "HandleError",
+    "AdapterNotFoundError", "FrameworkNotInstalledError", "PluginError", "Attribute", "Member",
+]  # fmt: skip
 
 # ---- text of foreign objects -----------------------------------------------------------------------------------------
 

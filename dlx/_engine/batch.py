@@ -135,21 +135,6 @@ class Batch:
     used.
     """
 
-    __slots__ = (
-        "_borrowed",
-        "_may_defer",
-        "_sync",
-        "_transfers",
-        "failures",
-        "objs",
-        "path",
-        "request",
-        "results",
-        "sources",
-        "to",
-        "written",
-    )
-
     def __init__(
         self,
         request: Request,

@@ -23,25 +23,6 @@ class Target:
     asked for, or None.
     """
 
-    __slots__ = (
-        "_places",
-        "_struct",
-        "_variants",
-        "adapter",
-        "address",
-        "arrays",
-        "capabilities",
-        "decisions",
-        "kind",
-        "name",
-        "request",
-        "source",
-        "storage",
-        "switches",
-        "varies",
-        "word",
-    )
-
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage

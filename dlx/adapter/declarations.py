@@ -298,7 +298,8 @@ class StreamSupport:
     quick
         What the fast path asks instead of `current`, on CUDA. True: ``current_work_stream`` of the exchange table,
         whose streams live as long as the process, or as their makers say. A function: it gives ``(function,
-        attribute)``; ``function(number of the device)`` gives an object that keeps the stream alive, whose attribute is the handle.
+        attribute)``; ``function(number of the device)`` gives an object that keeps the stream alive, whose attribute is
+        the handle.
         With either, no device need be current for an export or an import. None: the Python path takes such arrays.
     """
 
