@@ -43,10 +43,8 @@ class Question(NamedTuple):
     """An attribute, or a method without arguments, of an array or of what owns its memory."""
 
     name: str
-    type: type | None
-    """None for the array's own, which the question must not keep alive."""
-    descriptor: object
-    """What the type has under the name, if it is a C function, which is called without a look-up."""
+    type: type | None  # None for the array's own, which the question must not keep alive
+    descriptor: object  # what the type has under the name, if it is a C function, which is called without a look-up
     is_method: bool
 
 
@@ -54,14 +52,10 @@ class Guard(NamedTuple):
     """A question that must be answered false."""
 
     ask: Question
-    codes: int
-    """Bit n: asked where the dtype code is n; 0: whatever it is, and before anything is borrowed."""
-    of_owner: bool
-    """Asked of the owner, not of the array."""
-    resolve: Question | None
-    """Asked of the array when the answer was true, to make it false for good."""
-    optional: bool
-    """The attribute may be missing: that, and None, are false, anything else is true."""
+    codes: int  # bit n: asked if the dtype code is n; 0: whatever it is, and before anything is borrowed
+    of_owner: bool  # asked of the owner, not of the array
+    resolve: Question | None  # asked of the array when the answer was true, to make it false for good
+    optional: bool  # the attribute may be missing: that, and None, are false, anything else is true
 
 
 class Switch(NamedTuple):

@@ -251,11 +251,6 @@ class Tree:
         for node in self._nodes:
             yield node.obj, node.handler, node.keys, node.parts, dict(node.links)
 
-    def entries(self, number: int) -> list[tuple[Any, int]]:
-        """Return (key or index, link) of the arrays and containers in a container; the root is number 0."""
-        node = self._nodes[number]
-        return [(i if node.keys is None else node.keys[i], link) for i, link in node.links]
-
     def rebuild(
         self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:

@@ -26,15 +26,11 @@ _ITERATOR = "its elements can be read only by iterating over it, which dlx does 
 class _Hint(NamedTuple):
     """What to convert instead of an object that dlx cannot read."""
 
-    attribute: str
-    """Of the class; or the name of the class or of a base, where no attribute tells."""
+    attribute: str  # of the class; or the name of the class or of a base, if no attribute tells
     fix: str
-    package: str = ""
-    """Root package of the class or of a base, where the attribute alone does not tell."""
-    reason: str = ""
-    """Why the class is refused wherever it is. Empty: the hint is shown for arrays, and otherwise at the root only."""
-    framework: str = ""
-    """Root package of the framework whose arrays it holds, unless that is `package`."""
+    package: str = ""  # root package of the class or of a base, if the attribute alone does not tell
+    reason: str = ""  # why it is refused wherever it is; empty: the hint is shown for arrays, and else at the root only
+    framework: str = ""  # root package of the framework whose arrays it holds, unless that is `package`
 
 
 # The first one that fits decides.

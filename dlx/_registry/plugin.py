@@ -38,15 +38,11 @@ class Framework(NamedTuple):
     """What dlx knows of a framework that it has an adapter for, before that is loaded."""
 
     module: str
-    install: str
-    """What pip installs."""
-    names: tuple[str, ...] = ()
-    """Other names that users write, or root packages of its types."""
-    short: str = ""
-    """The name by which users import it; no target, but understood."""
+    install: str  # what pip installs
+    names: tuple[str, ...] = ()  # other names that users write, or root packages of its types
+    short: str = ""  # the name by which users import it; no target, but understood
     is_target: bool = True
-    is_traced: bool = False
-    """Whether its compiler traces Python code; `dlx._engine.traced` is made for one."""
+    is_traced: bool = False  # whether its compiler traces Python code; `dlx._engine.traced` is made for one
 
 
 FRAMEWORKS = {

@@ -90,7 +90,7 @@ class FunctionSpec:
         if not self.writes:
             return arrays, buffers
         nodes, met = list(tree.nodes()), set()
-        (_, args), (_, options) = tree.entries(0)
+        args, options = nodes[0][-1].values()
         spots = [(args, i) for i in range(len(nodes[args][3])) if self.is_written(i + self.skipped)]
         spots += [(options, i) for i, name in enumerate(nodes[options][2] or ()) if self.is_option_written(name)]
         for number, i in spots:

@@ -68,13 +68,7 @@ def installed_version(package: str) -> str:
 
 
 def version_of(adapter: Adapter) -> str:
-    """Return a framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is not imported.
-    """
+    """Return the version of an imported framework, or ``"unknown"``."""
     package = adapter.package
     for module in (imported(package), sys.modules.get(package.partition(".")[0])):
         version = getattr(module, "__version__", None)
@@ -90,13 +84,7 @@ def classes_of(adapter: Adapter) -> tuple[type, ...]:
 
 
 def imported(package: str) -> ModuleType:
-    """Return a package.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is not imported.
-    """
+    """Return a package; raise a FrameworkNotInstalledError if it is not imported."""
     module = sys.modules.get(package)
     if module is None:
         raise FrameworkNotInstalledError(f"{package} is not imported", fix=f"Import it first: import {package}.")
