@@ -17,7 +17,7 @@ from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
 from dlx._engine.executor import execute, is_read_in_place, resolved
-from dlx._engine.failures import Failures, Located
+from dlx._engine.failures import RAISING, Failures, Located
 from dlx._engine.plan import Copy, Relabel, Resolve
 from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
 from dlx._engine.request import Request
@@ -141,11 +141,11 @@ class Batch:
         objs: list[Any],
         sources: list[Adapter],
         path: Callable[[int], tuple[Any, ...]] | None = None,
-        failures: Failures | None = None,
+        failures: Failures = RAISING,
         to: Any = None,
     ) -> None:
         self.request, self.objs, self.sources = request, objs, sources
-        self.path, self.failures, self.to = path, failures, to
+        self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, Transfer] = {}
@@ -165,8 +165,7 @@ class Batch:
             self._prepare(brief=False)
             traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
-            if self.failures is not None:
-                self.failures.check()
+            self.failures.check()
             for event in traced:
                 trace.record(*event)
             return self.results
@@ -221,23 +220,20 @@ class Batch:
                 self._transfers[i] = Transfer(obj, self.sources[i])
                 self._transfers[i].written = i in self.written
             elif i in self.written and borrowed.readonly:
-                error = not_writable().complete(source=type_name(type(obj)), target=self.request.target.name)
-                self._fail(error, i)
+                kind, target = type_name(type(obj)), self.request.target.name
+                self.failures.add(not_writable().complete(source=kind, target=target), self.path(i))
             elif borrowed is obj:
                 self.results[i] = obj
             else:
                 self._borrowed.append((i, borrowed))
         self._each(self.describe)
-        failures = self.failures
-        if len(self._transfers) > 1 or (failures is not None and failures.collect):
+        if len(self._transfers) > 1 or self.failures.collect:
             self._each(self._preview)
         self._each(self.export)
-        if failures is not None:
-            failures.check()
+        self.failures.check()
         if self._sync is not None:
             self._each(self._order)
-            if failures is not None:
-                failures.check()
+            self.failures.check()
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -246,7 +242,7 @@ class Batch:
                 stage(transfer)
             except DlxError as error:
                 del self._transfers[i]
-                self._fail(transfer.complete(error, self.request), i)
+                self.failures.add(transfer.complete(error, self.request), self.path(i))
                 del transfer
 
     def describe(self, transfer: Transfer) -> None:
@@ -374,13 +370,13 @@ class Batch:
                     self.export(transfer)
                     self._transfers[i] = transfer
             except DlxError as error:
-                self._fail(error, i)
+                self.failures.add(error, self.path(i))
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
                 self.results[i] = self._loaded(transfer)
             except DlxError as error:
-                self._fail(error, i)
+                self.failures.add(error, self.path(i))
 
     def _loaded(self, transfer: Transfer) -> Any:
         """Consume one array and load it into the target; `undo` restores the producer's if the consumer fails."""
@@ -409,16 +405,6 @@ class Batch:
                 raise transfer.complete(error, self.request, consumed=consumed) from error.__cause__
             what = f"{target.name} refused it:" if consumed else f"{source.name} failed:"
             raise transfer.complete(foreign_error(what, error), self.request, consumed=consumed) from error
-
-    # ---- failures ---------------------------------------------------------------------------------------------------
-
-    def _fail(self, error: DlxError, i: int) -> None:
-        try:
-            if self.failures is None:
-                raise error
-            self.failures.add(error, () if self.path is None else self.path(i))
-        finally:
-            del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
 
     def undo(self, error: BaseException) -> None:
         """Release all results, and restore what was consumed."""

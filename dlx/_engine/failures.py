@@ -40,6 +40,10 @@ class Failures:
                 del errors
 
 
+RAISING = Failures("")
+"""For conversions of one array, at the root."""
+
+
 def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
     """Return one exception for all errors of a tree."""
     return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)
