@@ -291,12 +291,15 @@ def _has_buffer(obj: Any) -> bool:
 
 def unwrap(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
     """Return what a wrapper stands for, or any other object itself, and its handler if that is a container."""
-    with foreign_errors(NOT_TAKEN_APART, source=type_name(type(obj)), **parts):
+    try:
         inside, handler = obj, kind(type(obj)).handler
         while handler is not None and handler.kind == "wrapper":
             _, (inside,) = handler.flatten(inside)
             handler = kind(type(inside)).handler
         return inside, handler
+    except Exception:
+        with foreign_errors(NOT_TAKEN_APART, source=type_name(type(obj)), **parts):
+            raise
 
 
 def not_an_array(obj: Any) -> DlxError:
