@@ -13,7 +13,7 @@ from dlx._engine import fast_path as fast_path  # which learns the pairs of FAST
 from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_failed, info_of
+from dlx._engine.sources import abstract, adapter_call, info_of
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
@@ -132,8 +132,9 @@ def _extent(obj: Any) -> Extent | None:
             tensor = abstract(info, obj)
     except DlxError:
         tensor = None  # it cannot be described: the export below raises the reason
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
+    except Exception:
+        with adapter_call(source, source=type_name(type(obj))):
+            raise
     if tensor is None:
         batch = Batch(request, [obj], [source])
         try:

@@ -272,7 +272,7 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
         "start": start,
         "nbytes": nbytes,
         "dtype": _question(kind, "dtype") if given.checked_dtypes else None,
-        "confirmed": _confirmed(adapter, given),
+        "confirmed": {_key(each): adapter.dtypes.to_native(each) for each in map(DType, given.checked_dtypes)} or None,
     }
 
 
@@ -388,13 +388,6 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
         yield Guard(ask, 0, True, _question(kind, method), False)
 
 
-def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
-    if not given.checked_dtypes:
-        return None
-    dtypes = [DType(name) for name in given.checked_dtypes]
-    return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
-
-
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +414,10 @@ def _making(consumer: Target) -> dict[str, Any]:
         "is_narrow": consumer.varies or (path is not None and isinstance(path.imports, Capabilities)),
         "always_copies": copies is True,
         "storage": _storage(consumer),
-        "states": tuple(_states(consumer.source)),
+        "states": tuple(
+            Switch(owner, sys.intern(name), getattr(owner, name, None))
+            for owner, name in switch_places(consumer.source)
+        ),
         "streams": _streams(adapter),
         "place": None if adapter.placement is None else adapter.placement.load,
     }
@@ -448,12 +444,6 @@ def _viewed(dtypes: DTypes, dtype: DType) -> Callable[[Any], Any]:
 
 def _key(dtype: DType) -> int:
     return dtype.code | dtype.bits << 8
-
-
-def _states(adapter: Adapter) -> Iterator[Switch]:
-    """Give what the capabilities of a target depend on, with its present values."""
-    for owner, attribute in switch_places(adapter):
-        yield Switch(owner, sys.intern(attribute), getattr(owner, attribute, None))
 
 
 def described(obj: Any) -> ArrayInfo | None:

@@ -10,7 +10,7 @@ from dlx._engine.sources import array_info
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
-from dlx._support.reflect import foreign_errors, module_of, type_name
+from dlx._support.reflect import foreign_errors, module_of, packages, type_name
 from dlx.errors import AdapterNotFoundError, DeviceError
 from dlx.typing import ERRORS, READONLY
 
@@ -72,15 +72,11 @@ def request_of(
             wanted, committed = place, held
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
-    elif wanted == HOST and (type(device) is Device or _is_native(device, target)):
+    elif wanted == HOST and next(packages(module_of(type(device)))) in ("dlx", target.adapter.package):
         native.add_host(device)  # the fast path knows it from now on
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
     return Request(target, wanted, copy, readonly, detach, stream, committed=committed)
-
-
-def _is_native(device: Any, target: Target) -> bool:
-    return module_of(type(device)).partition(".")[0] == target.adapter.package
 
 
 def check_flags(**flags: Any) -> None:

@@ -8,21 +8,12 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device
-from dlx._support.reflect import foreign_error, foreign_errors, type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter, over_memory
-from dlx.errors import DlxError
-
-
-def adapter_failed(adapter: Adapter, cause: Exception, **parts: Any) -> DlxError:
-    """Return the error for an exception raised by an adapter; a MemoryError is raised again unchanged."""
-    try:
-        return foreign_error(f"{adapter.name} failed:", cause, **parts)
-    finally:
-        del cause  # as there: this frame is in the traceback of a MemoryError
 
 
 def adapter_call(adapter: Adapter, **parts: Any) -> foreign_errors:
-    """Return a context for calls of an adapter: what it raises there becomes the error of `adapter_failed`."""
+    """Return a context for calls of an adapter: what it raises there becomes an error of dlx."""
     return foreign_errors(f"{adapter.name} failed:", **parts)
 
 

@@ -42,7 +42,6 @@ class StreamSync:
         self._points: dict[Stream, cuda.Ready] = {}
         self._ordered: set[tuple[Stream | int, Stream | None]] = set()
         self._held: list[cuda.Ready] = []
-        self._words: dict[tuple[int, Device, Device], str] = {}
 
     # ---- streams of consumer and producer ---------------------------------------------------------------------------
 
@@ -80,12 +79,6 @@ class StreamSync:
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:
         """Describe the stream synchronization of a CUDA device; empty where there is none. The driver is not called."""
-        key = id(source), device, place
-        if key not in self._words:
-            self._words[key] = self._explained(source, device, place)
-        return self._words[key]
-
-    def _explained(self, source: Adapter, device: Device, place: Device) -> str:
         if is_unordered(self._asked):
             return "stream=-1: nobody waits for its producer"
         own = self.producer(source, device)

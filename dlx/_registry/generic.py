@@ -134,7 +134,7 @@ class DLPackAdapter(Adapter):
         return ArrayInfo(self.name, type_name(type(obj)), device=device, protocols=("__dlpack__",))
 
 
-def _interface_tensor(obj: Any) -> Tensor:
+def _interface_tensor(obj: Any, *, stream: int | None = None) -> Tensor:
     return memory.array_interface(obj, obj.__array_interface__)
 
 
@@ -148,9 +148,7 @@ class InterfaceAdapter(Described):
         subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
         export=_interface_tensor,
     )
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return _interface_tensor(obj)
+    export = staticmethod(_interface_tensor)
 
 
 def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:
