@@ -152,7 +152,7 @@ def _known(kind: type) -> native.Source | None:
         adapter = None
     try:
         if adapter is None:
-            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **other_kind(kind))
+            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **_other_kind(kind))
         if adapter is DLPACK:
             keywords = dlpack.keywords_of(kind)
             if keywords is None:
@@ -172,7 +172,7 @@ def _known(kind: type) -> native.Source | None:
         return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
-def other_kind(kind: type) -> dict[str, Any]:
+def _other_kind(kind: type) -> dict[str, Any]:
     """Return what is known of a type that is none of arrays."""
     found = lookup.kind(kind)
     handler = found.handler
