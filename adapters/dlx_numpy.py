@@ -19,7 +19,6 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
-    Arrays,
     Blocker,
     Capabilities,
     Container,
@@ -397,7 +396,7 @@ class NumpyScalarAdapter(_Numpy):
     name = "numpy scalar"
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
-    arrays = Arrays(root_only=True)
+    containers = (Container(types=types, kind="leaf"),)  # they are converted only as the root
     fast_path = FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
     def describe(self, obj: Any) -> Description:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
     from dlx._api.array_namespace import array_namespace
-    from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, to_capsule
     from dlx._api.convert import plan
     from dlx._api.describe import describe
     from dlx._api.share import attach, share
@@ -29,94 +29,51 @@ if TYPE_CHECKING:
     from dlx._api.signatures import open as open
     from dlx._core.array_info import ArrayInfo
     from dlx._core.cuda import devices, release_pending
+    from dlx._core.extension import ffi
     from dlx._core.headers import cffi_builder, get_include
-    from dlx._core.native import ffi
     from dlx._core.tensor import Tensor
     from dlx._core.types import Device, DType
     from dlx._engine.plan import Plan
     from dlx._engine.trace import Trace, trace
+    from dlx._protocols.pointer import from_managed, from_pointer
     from dlx._registry.listing import adapters
     from dlx._using.decorator import using
     from dlx.adapter.hookspecs import hookimpl
     from dlx.typing import SupportsDLPack
 
 __all__ = [
-    "convert",
-    "plan",
-    "describe",
-    "stack",
-    "share",
-    "attach",
-    "shares_memory",
-    "array_namespace",
-    "adapters",
-    "using",
-    "trace",
-    "Trace",
-    "ArrayInfo",
-    "Device",
-    "DType",
-    "Plan",
-    "SupportsDLPack",
-    "Tensor",
-    "from_dlpack",
-    "empty",
-    "to_capsule",
-    "from_pointer",
-    "from_managed",
-    "borrow",
-    "exchange_api",
-    "devices",
-    "release_pending",
-    "ffi",
-    "cffi_builder",
-    "get_include",
-    "ctypes",
-    "hookimpl",
-    "adapter",
-    "errors",
-    "__version__",
-]
+    "convert", "plan", "describe", "stack", "share", "attach", "shares_memory", "array_namespace", "adapters", "using",
+    "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor", "from_dlpack", "empty",
+    "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices", "release_pending", "ffi",
+    "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
+]  # fmt: skip
 
-# The module of each public name; None: the name is a module itself.
-_MODULES = {
-    "convert": "_api.convert",
-    "plan": "_api.convert",
-    "describe": "_api.describe",
-    "stack": "_api.stack",
-    "share": "_api.share",
-    "attach": "_api.share",
-    "shares_memory": "_api.shares_memory",
-    "array_namespace": "_api.array_namespace",
-    "open": "_api.open",  # this and typing are not in __all__: `from dlx import *` would hide Python's own
-    "adapters": "_registry.listing",
-    "using": "_using.decorator",
-    "trace": "_engine.trace",
-    "Trace": "_engine.trace",
-    "ArrayInfo": "_core.array_info",
-    "Device": "_registry.natives",
-    "DType": "_registry.natives",
-    "Plan": "_engine.plan",
-    "SupportsDLPack": "typing",
-    "Tensor": "_core.tensor",
-    "from_dlpack": "_api.c_interop",
-    "empty": "_api.c_interop",
-    "to_capsule": "_api.c_interop",
-    "from_pointer": "_api.c_interop",
-    "from_managed": "_api.c_interop",
-    "borrow": "_api.c_interop",
-    "exchange_api": "_api.c_interop",
-    "devices": "_core.cuda",
-    "release_pending": "_core.cuda",
-    "ffi": "_core.native",
-    "cffi_builder": "_core.headers",
-    "get_include": "_core.headers",
-    "ctypes": None,
-    "hookimpl": "adapter.hookspecs",
-    "adapter": None,
-    "errors": None,
-    "typing": None,
+# The public names of each module. `open` and `typing` are not in __all__: `from dlx import *` would hide Python's own.
+_NAMES = {
+    "_api.array_namespace": ("array_namespace",),
+    "_api.c_interop": ("borrow", "empty", "exchange_api", "from_dlpack", "to_capsule"),
+    "_api.convert": ("convert", "plan"),
+    "_api.describe": ("describe",),
+    "_api.open": ("open",),
+    "_api.share": ("attach", "share"),
+    "_api.shares_memory": ("shares_memory",),
+    "_api.stack": ("stack",),
+    "_core.array_info": ("ArrayInfo",),
+    "_core.cuda": ("devices", "release_pending"),
+    "_core.extension": ("ffi",),
+    "_core.headers": ("cffi_builder", "get_include"),
+    "_core.tensor": ("Tensor",),
+    "_engine.plan": ("Plan",),
+    "_engine.trace": ("Trace", "trace"),
+    "_protocols.pointer": ("from_managed", "from_pointer"),
+    "_registry.listing": ("adapters",),
+    "_registry.natives": ("DType", "Device"),
+    "_using.decorator": ("using",),
+    "adapter.hookspecs": ("hookimpl",),
+    "typing": ("SupportsDLPack",),
+    "": ("adapter", "ctypes", "errors", "typing"),  # modules
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name
@@ -166,10 +123,9 @@ def _settle() -> None:
 
 
 def _load(name: str) -> Any:
-    where = _MODULES[name]
-    if where is None:
+    if not _MODULES[name]:
         return importlib.import_module(f"dlx.{name}")
-    found = load_name(f"dlx.{where}", name)
+    found = load_name(f"dlx.{_MODULES[name]}", name)
     if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
         load_name("dlx._engine.traced", "skip_frames")(found.__wrapped__)
     return found

@@ -4,7 +4,7 @@ Every error says what was asked, what was found, where, and one concrete fix, an
 already catch. Nothing else leaves `dlx.convert` but `TypeError` and `ValueError` for a wrong call, an ExceptionGroup of
 these where errors are collected, `MemoryError`, and what is no `Exception`: interrupts and exits.
 
-Errors hold data. Every sentence is made from it here, when it is read.
+Errors hold data: the parameters of `DlxError` are its attributes, and every sentence is made of them when it is read.
 """
 
 from __future__ import annotations
@@ -13,25 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = [
-    "DlxError",
-    "ConversionError",
-    "CopyRequiredError",
-    "ReadOnlyError",
-    "LayoutError",
-    "DTypeError",
-    "DeviceError",
-    "DeviceNameError",
-    "StreamError",
-    "ProtocolError",
-    "ConsumedError",
-    "FileError",
-    "HandleError",
-    "AdapterNotFoundError",
-    "FrameworkNotInstalledError",
-    "PluginError",
-    "Attribute",
-    "Member",
-]
+    "DlxError", "ConversionError", "CopyRequiredError", "ReadOnlyError", "LayoutError", "DTypeError", "DeviceError",
+    "DeviceNameError", "StreamError", "ProtocolError", "ConsumedError", "FileError", "HandleError",
+    "AdapterNotFoundError", "FrameworkNotInstalledError", "PluginError", "Attribute", "Member",
+]  # fmt: skip
 
 # ---- text of foreign objects -----------------------------------------------------------------------------------------
 
@@ -200,19 +185,11 @@ class DlxError(Exception):
 
     Attributes
     ----------
-    source, target, path, root, option, via, details, sharing
-        The parameters, to be read by programs. Every sentence is made from them when it is read.
     action
         Name of the function of dlx that was called: ``"convert"``, ``"open"``, ``"share"``; ``"read"`` for a file that
         is open.
     brief
         The reason without its details.
-    reason
-        The reason with its details.
-    where
-        The path as text: ``"obj['a'][3].x"``.
-    fix
-        What to do: the sentence about `option`, then the one that was passed.
     """
 
     action = "convert"
@@ -292,10 +269,7 @@ class DlxError(Exception):
         return type(self), (self.brief,), self.__dict__  # notes included
 
     def complete(self, *, path: Iterable[Any] = (), root: str = "", **parts: Any) -> DlxError:
-        """Fill in those parts that are still empty, and return the error.
-
-        Used by outer layers, which know the source, the target and the path, for errors of inner ones, which do not.
-        """
+        """Fill in parts that are still empty, which outer layers know and inner ones do not; return the error."""
         if not (self.path or self.root):
             self.path, self.root = path, root
         for name, value in parts.items():

@@ -8,15 +8,11 @@ from typing import Any
 
 from dlx._core.public import public
 from dlx._registry.lookup import adapter_of, not_an_array
-from dlx._support.module import set_module
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.errors import AdapterNotFoundError, PluginError
 
-__all__ = ["array_namespace"]
-
 
 @public
-@set_module("dlx")
 def array_namespace(*arrays: Any) -> Any:
     """Return the namespace of arrays of one framework: the module whose functions take them.
 

@@ -23,16 +23,13 @@ from dlx._engine.request import request_of
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.traced import leave_out
 from dlx._protocols import pointer
-from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
+from dlx._protocols.pointer import dltensor, extents_of
 from dlx._registry import lookup
 from dlx._support.module import set_module
 from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
-__all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
-
-@set_module("dlx")
 def from_dlpack(obj: Any) -> Tensor:
     """Return any array as a `dlx.Tensor`; the same as ``dlx.convert(obj, to="dlx")`` without options.
 
@@ -66,7 +63,6 @@ exchange_api: Final = FAST_PATH._exchange_api("dlx", from_dlpack)
 
 
 @public
-@set_module("dlx")
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared: bool = False) -> Tensor:
     """Return a writable, row-major tensor over new, uninitialized memory.
 
@@ -117,7 +113,6 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
 
 
 @public
-@set_module("dlx")
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """Return any array as a raw DLPack capsule, for a consumer that wants one.
 

@@ -11,7 +11,6 @@ from dlx._engine import traced as traced  # torch.compile finds it
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
 from dlx._support.late import Late
-from dlx._support.module import set_module
 from dlx._support.tracebacks import name_action
 from dlx.errors import ConversionError, DlxError
 
@@ -28,10 +27,7 @@ else:  # loaded with the first call that is not answered in C
     )
     views = Late("dlx._views.factory")
 
-__all__ = ["convert", "plan"]
 
-
-@set_module("dlx")
 def convert(
     obj: Any,
     to: Target | None = None,
@@ -142,7 +138,6 @@ def convert(
 
 
 @public
-@set_module("dlx")
 def plan(
     obj: Any,
     to: Target | None = None,

@@ -9,13 +9,9 @@ from dlx._core.public import public
 from dlx._engine.fast_path import exported
 from dlx._engine.sources import array_info
 from dlx._registry import lookup
-from dlx._support.module import set_module
-
-__all__ = ["describe"]
 
 
 @public
-@set_module("dlx")
 def describe(obj: Any) -> ArrayInfo:
     """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
 

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Any
 from dlx._api import convert as convert  # the Python function of FAST_PATH, which views call
 from dlx._core.public import public
 from dlx._engine.request import request_of
-from dlx._support.module import set_module
 from dlx._views.factory import lazy_view, plain_view
 
 if TYPE_CHECKING:
     from dlx._files.mapping import FileView
     from dlx.typing import DeviceLike, Readonly, Target
 
-__all__ = ["open"]
-
 
 @public
-@set_module("dlx")
 def open(
     path: str | os.PathLike[str],
     to: Target = "dlx",

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 from dlx._api.convert import convert
 from dlx._core.public import public
 from dlx._engine.request import request_of
-from dlx._support.module import set_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
-
-__all__ = ["attach", "share"]
 
 
 @functools.cache
@@ -28,7 +25,6 @@ def _attach_tree() -> Callable[..., Any]:
 
 
 @public
-@set_module("dlx")
 def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
@@ -103,7 +99,6 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
 
 
 @public
-@set_module("dlx")
 def attach(
     handle: dict[str, Any],
     to: Target = "dlx",

@@ -13,14 +13,11 @@ from dlx._engine import fast_path as fast_path  # which learns the pairs of FAST
 from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_failed, info_of
+from dlx._engine.sources import abstract, adapter_call, info_of
 from dlx._registry import lookup
 from dlx._registry.registry import registry
-from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError
-
-__all__ = ["CONVERTED", "collision", "shares_memory"]
 
 CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
 """How errors of functions that lack an option say where it is (`DlxError.via`)."""
@@ -43,7 +40,6 @@ class Extent(NamedTuple):
 
 
 @public
-@set_module("dlx")
 def shares_memory(a: Any, b: Any) -> bool:
     """Say whether two arrays, of any frameworks, have at least one byte of memory in common.
 
@@ -94,23 +90,7 @@ def shares_memory(a: Any, b: Any) -> bool:
 
 
 def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
-    """Find an array that shares memory with another one.
-
-    Parameters
-    ----------
-    some, others
-        N and M arrays.
-
-    Returns
-    -------
-    tuple of int or None
-        Two numbers that count through ``(*some, *others)``, the first below N; None where no array of `some` shares
-        memory with another of either. Arrays without plain memory share none.
-
-    Notes
-    -----
-    In order of address, so that only neighbours are compared.
-    """
+    """Return the numbers, in ``(*some, *others)``, of an array of `some` and another one that share memory; or None."""
     extents = []
     for i, array in enumerate((*some, *others)):
         try:
@@ -152,8 +132,9 @@ def _extent(obj: Any) -> Extent | None:
             tensor = abstract(info, obj)
     except DlxError:
         tensor = None  # it cannot be described: the export below raises the reason
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
+    except Exception:
+        with adapter_call(source, source=type_name(type(obj))):
+            raise
     if tensor is None:
         batch = Batch(request, [obj], [source])
         try:

@@ -94,8 +94,6 @@ _WrongObject: TypeAlias = _ArrayOrContainer[Never]
 _Container: TypeAlias = (
     _Dataclass | _Attrs | _Tree | SimpleNamespace | View | _Sequence[Any] | AbstractSet[Any] | Mapping[Any, Any]
 )
-_Eager: TypeAlias = Literal[False]
-_Lazy: TypeAlias = Literal[True]
 
 _DLX: TypeAlias = Literal["arrow", "dlx"]
 _NumPy: TypeAlias = Literal["numpy"]
@@ -105,6 +103,9 @@ _TVM: TypeAlias = Literal["tvm_ffi"]
 
 class _Free(Options, total=False):
     lazy: bool  # of no effect
+
+class _Eager(Options, total=False):
+    lazy: Literal[False]
 
 class _Place(TypedDict, total=False):
     device: DeviceLike | None
@@ -178,83 +179,53 @@ class Convert:
     # ---- containers
 
     @overload
-    def __call__(self, obj: list[_Element], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]) -> list[Tensor]: ...
+    def __call__(self, obj: list[_Element], to: _DLX, **o: Unpack[_Eager]) -> list[Tensor]: ...
+    @overload
+    def __call__(self, obj: list[_Element], to: _NumPy, **o: Unpack[_Eager]) -> list[NDArray[Any]]: ...
+    @overload
+    def __call__(self, obj: list[_Element], to: _Torch, **o: Unpack[_Eager]) -> list[torch.Tensor]: ...
+    @overload
+    def __call__(self, obj: list[_Element], to: _Jax, **o: Unpack[_Eager]) -> list[jax.Array]: ...
+    @overload
+    def __call__(self, obj: list[_Element], to: _Module[_T], **o: Unpack[_Eager]) -> list[_T]: ...
+    @overload
+    def __call__(self, obj: list[_Element], to: type[_Type], **o: Unpack[_Eager]) -> list[_Type]: ...
+    @overload
+    def __call__(self, obj: tuple[_Element, ...], to: _DLX, **o: Unpack[_Eager]) -> tuple[Tensor, ...]: ...
+    @overload
+    def __call__(self, obj: tuple[_Element, ...], to: _NumPy, **o: Unpack[_Eager]) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(self, obj: tuple[_Element, ...], to: _Torch, **o: Unpack[_Eager]) -> tuple[torch.Tensor, ...]: ...
+    @overload
+    def __call__(self, obj: tuple[_Element, ...], to: _Jax, **o: Unpack[_Eager]) -> tuple[jax.Array, ...]: ...
+    @overload
+    def __call__(self, obj: tuple[_Element, ...], to: _Module[_T], **o: Unpack[_Eager]) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(self, obj: tuple[_Element, ...], to: type[_Type], **o: Unpack[_Eager]) -> tuple[_Type, ...]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: _DLX, **o: Unpack[_Eager]) -> dict[_K, Tensor]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: _NumPy, **o: Unpack[_Eager]) -> dict[_K, NDArray[Any]]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: _Torch, **o: Unpack[_Eager]) -> dict[_K, torch.Tensor]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: _Jax, **o: Unpack[_Eager]) -> dict[_K, jax.Array]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: _Module[_T], **o: Unpack[_Eager]) -> dict[_K, _T]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: type[_Type], **o: Unpack[_Eager]) -> dict[_K, _Type]: ...
     @overload
     def __call__(
-        self, obj: list[_Element], to: _NumPy, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> list[NDArray[Any]]: ...
-    @overload
-    def __call__(
-        self, obj: list[_Element], to: _Torch, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> list[torch.Tensor]: ...
-    @overload
-    def __call__(
-        self, obj: list[_Element], to: _Jax, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> list[jax.Array]: ...
-    @overload
-    def __call__(
-        self, obj: list[_Element], to: _Module[_T], *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> list[_T]: ...
-    @overload
-    def __call__(
-        self, obj: list[_Element], to: type[_Type], *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> list[_Type]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[_Element, ...], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> tuple[Tensor, ...]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[_Element, ...], to: _NumPy, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> tuple[NDArray[Any], ...]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[_Element, ...], to: _Torch, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> tuple[torch.Tensor, ...]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[_Element, ...], to: _Jax, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> tuple[jax.Array, ...]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[_Element, ...], to: _Module[_T], *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> tuple[_T, ...]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[_Element, ...], to: type[_Type], *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> tuple[_Type, ...]: ...
-    @overload
-    def __call__(
-        self, obj: dict[_K, _Element], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> dict[_K, Tensor]: ...
-    @overload
-    def __call__(
-        self, obj: dict[_K, _Element], to: _NumPy, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> dict[_K, NDArray[Any]]: ...
-    @overload
-    def __call__(
-        self, obj: dict[_K, _Element], to: _Torch, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> dict[_K, torch.Tensor]: ...
-    @overload
-    def __call__(
-        self, obj: dict[_K, _Element], to: _Jax, *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> dict[_K, jax.Array]: ...
-    @overload
-    def __call__(
-        self, obj: dict[_K, _Element], to: _Module[_T], *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> dict[_K, _T]: ...
-    @overload
-    def __call__(
-        self, obj: dict[_K, _Element], to: type[_Type], *, lazy: _Eager = ..., **o: Unpack[Options]
-    ) -> dict[_K, _Type]: ...
-    @overload
-    def __call__(
-        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., lazy: _Eager = ..., **o: Unpack[Options]
+        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Eager]
     ) -> list[Any]: ...
     @overload
     def __call__(
-        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., lazy: _Lazy, **o: Unpack[Options]
+        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., lazy: Literal[True], **o: Unpack[Options]
     ) -> MutableSequenceView[Any]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[Any, ...], to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Eager]
+    ) -> tuple[Any, ...]: ...
     @overload
     def __call__(
         self,
@@ -262,20 +233,16 @@ class Convert:
         to: Target | None = ...,
         *,
         like: Any = ...,
-        lazy: _Eager = ...,
+        lazy: Literal[True],
         **o: Unpack[Options],
-    ) -> tuple[Any, ...]: ...
-    @overload
-    def __call__(
-        self, obj: tuple[Any, ...], to: Target | None = ..., *, like: Any = ..., lazy: _Lazy, **o: Unpack[Options]
     ) -> SequenceView[Any]: ...
     @overload
     def __call__(
-        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., lazy: _Eager = ..., **o: Unpack[Options]
+        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Eager]
     ) -> dict[_K, Any]: ...
     @overload
     def __call__(
-        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., lazy: _Lazy, **o: Unpack[Options]
+        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., lazy: Literal[True], **o: Unpack[Options]
     ) -> MutableMappingView[_K, Any]: ...
     @overload
     def __call__(

@@ -11,11 +11,11 @@ from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
-from dlx._core.types import SUBBYTE_PADDED, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.failures import Failures
-from dlx._engine.plan import HOST, Step
+from dlx._engine.plan import Step
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import borrow_all
@@ -24,19 +24,15 @@ from dlx._protocols import memory
 from dlx._registry import lookup
 from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx._support.module import set_module
-from dlx._support.reflect import foreign_error, type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Target
 
-__all__ = ["stack"]
-
 
 @public
-@set_module("dlx")
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 
@@ -112,16 +108,11 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return the arrays, and the key of each for errors: the columns of a frame, the values of any other mapping."""
     inside, handler = lookup.unwrap(arrays)
     if handler is not None and handler.kind == "mapping":
-        try:
+        with foreign_errors(lookup.NOT_TAKEN_APART, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        except DlxError:
-            raise
-        except Exception as error:
-            what = "the container cannot be taken apart:"
-            raise foreign_error(what, error, source=type_name(type(arrays))) from error
         return objs, keys or range(len(objs))
     if not hasattr(arrays, "__iter__") and (refused := lookup.kind(type(arrays)).refusal) is not None:
-        raise refused.error(type(arrays))  # a model, a lazy frame
+        raise refused.error()  # a model, a lazy frame
     objs = list(arrays)
     return objs, range(len(objs))
 

@@ -12,8 +12,6 @@ from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 
-__all__ = ["ArrayInfo"]
-
 
 class _Fields(NamedTuple):
     framework: str
@@ -73,14 +71,21 @@ class ArrayInfo(Shown, _Fields):
         return min(self.address & -self.address, 4096) if self.address else 0
 
     @classmethod
-    def of_tensor(cls, tensor: Tensor, framework: str, kind: type | str, protocols: tuple[str, ...] = ()) -> ArrayInfo:
+    def of_tensor(
+        cls,
+        tensor: Tensor,
+        framework: str,
+        kind: type | str,
+        protocols: tuple[str, ...] = (),
+        dtype_name: str | None = None,
+    ) -> ArrayInfo:
         """Return the description of a tensor, with framework and type (or its name) of the object that it came from."""
         name, dtype, nbytes = kind if isinstance(kind, str) else type_name(kind), tensor.dtype, tensor.nbytes
         fields = (
             framework,
             name,
             dtype,
-            dtype.name,
+            dtype_name or dtype.name,
             tensor.shape,
             tensor.strides,
             tensor.device,

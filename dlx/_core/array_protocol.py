@@ -10,8 +10,6 @@ from typing import Any
 from dlx._core.extension import lib
 from dlx.errors import CopyRequiredError, DeviceError
 
-__all__ = ["as_array", "as_interface", "typestr"]
-
 _KINDS = {lib.kDLInt: "i", lib.kDLUInt: "u", lib.kDLFloat: "f", lib.kDLComplex: "c", lib.kDLBool: "b"}
 _NUMPY = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 
@@ -26,15 +24,7 @@ def typestr(dtype: Any) -> str | None:
 
 
 def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Return a numpy array over a tensor's memory, as `numpy.asarray` wants it.
-
-    Raises
-    ------
-    DeviceError
-        If it is device memory: numpy would move it unseen.
-    CopyRequiredError
-        If ``copy=False``, and numpy cannot hold the memory as it is, or another dtype is wanted.
-    """
+    """Return a numpy array over a tensor's memory, as `numpy.asarray` wants it."""
     if not lib.dlx_host_readable(tensor.device[0]):
         raise DeviceError(
             f"it is on {tensor.device}, and __array__ moves nothing",

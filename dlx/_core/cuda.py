@@ -18,28 +18,6 @@ from dlx._core.types import HOST, Device, contiguous
 from dlx._support.module import set_module
 from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
 
-__all__ = [
-    "Ready",
-    "as_interface",
-    "at",
-    "check_gaps",
-    "devices",
-    "follow",
-    "identity",
-    "is_capturing",
-    "is_cuda",
-    "is_loaded",
-    "order",
-    "ready",
-    "release_pending",
-    "require",
-    "synchronize",
-    "wait",
-    "when",
-    "where",
-    "work_stream",
-]
-
 Ready = Any
 """cdata ``dlx_ready *``, a readiness event: the point on a stream at which memory is ready."""
 
@@ -74,13 +52,7 @@ def is_loaded() -> bool:
 
 
 def require() -> None:
-    """Load the driver.
-
-    Raises
-    ------
-    DeviceError
-        If there is none, or it cannot be used in this process.
-    """
+    """Load the driver."""
     check(lib.dlx_cuda_load())
 
 
@@ -130,15 +102,7 @@ def at(device: Device) -> Iterator[None]:
 
 
 def order(before: Stream, after: Stream) -> None:
-    """Make one stream wait for what is on another now; nothing is called where they are one, or one is none.
-
-    Raises
-    ------
-    StreamError
-        If that would break a graph capture, which goes on unharmed.
-    DeviceError
-        If the driver fails.
-    """
+    """Make one stream wait for the work on another; nothing is called if they are one, or one is unordered."""
     if not before.is_unordered and not after.is_unordered:
         check(lib.dlx_cuda_order(before.device.id, before.handle, after.device.id, after.handle))
 
@@ -176,10 +140,7 @@ def readiness_of(tensor: Tensor) -> Ready | None:
 
 
 def identity(point: Ready) -> int:
-    """Return a number that two events have in common where who waited for one need not wait for the other.
-
-    That is so for tensors that are ready when dlx's own stream is, and for one event; it says so while the event lives.
-    """
+    """Return a number of an event; whoever waited for one need not wait for another with the same number."""
     own = int(lib.dlx_ready_own_device(point))
     return -1 - own if own >= 0 else int(ffi.cast("uintptr_t", point))
 
@@ -212,11 +173,7 @@ def work_stream(device: Device) -> Stream:
 
 
 def as_interface(tensor: Tensor) -> dict[str, Any]:
-    """Return a tensor's ``__cuda_array_interface__``, version 3.
-
-    Its ``"stream"`` is the one to wait for, None where the memory is ready. Nothing can be told of the stream that
-    whoever reads it works on: the tensor must live until that is done.
-    """
+    """Return a tensor's ``__cuda_array_interface__``, version 3, whose ``"stream"`` is the one to wait for."""
     dtype, device = tensor.dtype, tensor.device
     name = typestr(dtype)
     if not is_cuda(device) or name is None:

@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ABI", "CORE", "CUDA", "cffi_builder", "declarations", "get_include"]
-
 ABI = "dlpack_abi.h"
 """The structs and constants of DLPack: for everybody."""
 
@@ -44,10 +42,7 @@ def get_include() -> str:
 
 
 def declarations(header: str) -> str:
-    """Return the text of a header as cffi's ``cdef`` takes it: every ``#ifdef`` is false, every other condition true.
-
-    The only directives left are macros that are integers, which become constants.
-    """
+    """Return the text of a header for cffi's ``cdef``: every ``#ifdef`` is false, every other condition true."""
     text = (Path(get_include()) / header).read_text(encoding="utf-8")
     return _DIRECTIVE.sub("", _OTHERS.sub("#endif", text))
 

@@ -8,24 +8,16 @@ from typing import Any, ParamSpec, TypeVar
 
 from dlx._core import native
 from dlx._support.keywords import check_names
+from dlx._support.module import set_module
 from dlx._support.tracebacks import REFUSALS, name_action, shorten
-
-__all__ = ["public"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def public(function: Callable[P, T], fast: Any = None) -> Callable[P, T]:
-    """Return a function in C around `function`: it says which keyword was meant, and refusals show few frames of dlx.
-
-    Parameters
-    ----------
-    function
-        The Python function.
-    fast
-        The `FastPathFunction` around it, if it answers calls in C as well.
-    """
+    """Return a function of `dlx` in C around another: it names wrong keywords, and its refusals hide dlx's frames."""
+    set_module("dlx")(function)
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
     fast = fast or native.FastPathFunction(function, None, None)

@@ -14,18 +14,6 @@ from dlx._support.module import set_module
 from dlx._support.reflect import class_name, safe_repr, type_name
 from dlx.errors import StreamError
 
-__all__ = [
-    "LEGACY",
-    "PER_THREAD",
-    "UNORDERED",
-    "Stream",
-    "handle_of",
-    "is_unordered",
-    "kept",
-    "keep_streams",
-    "meaning",
-]
-
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD
 UNORDERED = -1
@@ -75,10 +63,7 @@ _kept_streams = threading.local()
 
 @contextlib.contextmanager
 def keep_streams(streams: Iterable[Stream]) -> Iterator[None]:
-    """Within this context, remember on this thread the objects that keep the current streams of frameworks alive.
-
-    The framework's own object for its current stream seldom owns the stream.
-    """
+    """Remember, within this context, what keeps current streams alive: a framework's own object seldom owns one."""
     before = getattr(_kept_streams, "streams", {})
     _kept_streams.streams = before | {stream: stream for stream in streams}
     try:
@@ -99,13 +84,7 @@ def is_unordered(value: Any) -> bool:
 
 
 def handle_of(value: Any) -> int | None:
-    """Return the handle of a stream object, by ``__cuda_stream__`` or one of three attributes; None for others.
-
-    Notes
-    -----
-    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, those of its
-    accelerator, whatever that is, ``native_handle``; cupy's have ``ptr``.
-    """
+    """Return the handle of a stream object of cuda.core, torch or cupy; None for other objects."""
     kind = type(value)
     if hasattr(kind, "__cuda_stream__"):
         said = value.__cuda_stream__
@@ -130,25 +109,9 @@ def handle_of(value: Any) -> int | None:
 
 
 def meaning(value: Any, device: Device) -> Stream:
-    """Return the stream that a user, or a framework, means on a device.
+    """Return the stream that a user, or a framework, means on a device; raise a StreamError if there is none.
 
-    Parameters
-    ----------
-    value
-        An int handle, a stream object, or -1 (order nothing).
-    device
-        Where the memory is.
-
-    Raises
-    ------
-    StreamError
-        If there is no such stream on the device. A raw 0 has two meanings on CUDA and is refused; an object whose
-        handle is 0 means the legacy stream.
-
-    Notes
-    -----
-    The numbers are those of the array API standard's ``__dlpack__``: CUDA knows 1 (legacy) and 2 (per-thread), ROCm
-    0 (default) and neither 1 nor 2.
+    A raw 0 has two meanings on CUDA and is refused; an object whose handle is 0 means the legacy stream.
     """
     raw = isinstance(value, int) and not isinstance(value, bool)
     handle = value if raw else handle_of(value)

@@ -9,11 +9,10 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi, lib
-from dlx._core.native import Tensor, register
+from dlx._core.native import Tensor as Tensor
+from dlx._core.native import register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx.errors import DeviceError
-
-__all__ = ["Tensor", "dense", "tensor_from"]
 
 # ---- the repr of dlx.Tensor: one line, the values where they are few and can be read
 
@@ -140,13 +139,7 @@ def dense(tensor: Tensor) -> bool:
 
 
 def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
-    """Return what `Tensor.__reduce_ex__` does.
-
-    Raises
-    ------
-    DeviceError
-        If it is not in host memory.
-    """
+    """Return what `Tensor.__reduce_ex__` does."""
     if not tensor.is_host:
         raise DeviceError(
             f"only host memory is pickled, and its memory is on {tensor.device}",
@@ -168,13 +161,7 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
 def tensor_from(
     data: Any, dtype: tuple[int, int, int], shape: tuple[int, ...], strides: tuple[int, ...], flags: int
 ) -> Tensor:
-    """Return a tensor over the bytes that a pickle brought, read-only where these are.
-
-    Raises
-    ------
-    ValueError, LayoutError, DTypeError
-        If the bytes are not those of such a tensor.
-    """
+    """Return a tensor over the bytes that a pickle brought, read-only where these are."""
     with memoryview(data) as given:
         empty = b"" if given.readonly else bytearray()
         view = given.cast("B") if given.nbytes else memoryview(empty)

@@ -17,20 +17,6 @@ from dlx._support.display import Shown
 from dlx._support.module import set_module
 from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
 
-__all__ = [
-    "Device",
-    "DType",
-    "HOST",
-    "READ_ONLY",
-    "IS_COPIED",
-    "SUBBYTE_PADDED",
-    "codes_of",
-    "contiguous",
-    "host_readable",
-    "is_at",
-    "row_major",
-]
-
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
 SUBBYTE_PADDED: int = lib.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
@@ -337,13 +323,7 @@ class DType(Shown, tuple[int, int, int]):
 
 
 def codes_of(kinds: Iterable[str]) -> frozenset[int]:
-    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``.
-
-    Raises
-    ------
-    DTypeError
-        If no dtype's name begins so.
-    """
+    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``."""
     found: set[int] = set()
     for kind in kinds:
         codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}

@@ -14,23 +14,21 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.native import Tensor
 from dlx._core.tensor import dense
-from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
 from dlx._engine.executor import execute, is_read_in_place, resolved
-from dlx._engine.failures import Failures, Located
-from dlx._engine.plan import HOST, Copy, Relabel, Resolve
+from dlx._engine.failures import RAISING, Failures, Located
+from dlx._engine.plan import Copy, Relabel, Resolve
 from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_failed, info_of, marked
+from dlx._engine.sources import abstract, adapter_call, info_of, marked
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
-
-__all__ = ["Batch", "Transfer", "convert_tree", "not_writable"]
 
 
 class Transfer:
@@ -59,12 +57,8 @@ class Transfer:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
         held = self.tensor if self.tensor is not None else self.claimed
         if self.known_info is None or (self.known_info.shape is None and held is not None):
-            try:
+            with adapter_call(self.source):
                 self.known_info = info_of(self.description, self.source, self.obj, held, self.device)
-            except DlxError:
-                raise
-            except Exception as error:
-                raise adapter_failed(self.source, error) from error
         return self.known_info
 
     def text(self) -> str:
@@ -78,30 +72,23 @@ class Transfer:
         """Return what would be exported, by description only; None where only an export could tell."""
         obj, source, before, tensor = self.obj, self.source, self.resolution, self.tensor
         if tensor is not None:
-            return marked(tensor, source) if source.arrays.immutable else tensor
+            return marked(tensor, source)
         if before.copies:  # the resolution copies: it is not run, its result is known to be compact
             return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
         said, needs_export = self.description, self.needs_export
-        try:
+        with adapter_call(source):
             if before.steps:
                 obj = resolved(obj, before.steps, source)
                 if isinstance(obj, Tensor):  # made by the resolution
-                    return marked(obj, source) if source.arrays.immutable else obj
+                    return marked(obj, source)
                 again = source.describe(obj)
                 said, needs_export, tensor = again.info, again.needs_export, again.tensor
             if tensor is None and not needs_export and said is not None:
                 tensor = abstract(info_of(said, source, obj, None) if before.steps else self.info(), obj)
-        except DlxError:
-            raise
-        except Exception as error:
-            raise adapter_failed(source, error) from error
         return None if tensor is None else marked(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
-        """Undo `Arrays.consume` for an array whose result is gone: a capsule gets its name back.
-
-        If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
-        """
+        """Undo `Arrays.consume`; return what the adapter says if it fails, for a note to the error that is raised."""
         owned, self.claimed = self.claimed, None
         restore = self.source.arrays.restore
         if owned is not None and restore is not None:
@@ -114,10 +101,7 @@ class Transfer:
         return ()
 
     def complete(self, error: DlxError, request: Request, *, consumed: bool = False) -> DlxError:
-        """Add what was found and asked for to an error of an inner layer, and return it.
-
-        `consumed`: it is not the producer's error.
-        """
+        """Add source and target to an error of an inner layer; `consumed`: the consumer failed, not the producer."""
         fixless = not error.fix and error.__cause__ is None and not consumed
         if fixless and isinstance(error, ProtocolError | LayoutError):
             error.fix = "Its producer gave what DLPack does not allow: mend it there."
@@ -129,12 +113,8 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
     device = info.device or found
     if info.shape is None or info.dtype is None or device is None:
         return None  # only a conversion could tell
-    try:
+    with adapter_call(source):
         stated = source.capabilities()
-    except DlxError:
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
     # The address is never read.
     return native.tensor_new(
@@ -148,36 +128,20 @@ def not_writable() -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Pass an array that can be written to.")
 
 
+def _at_root(i: int) -> tuple[Any, ...]:
+    return ()
+
+
 class Batch:
     """The conversion of arrays to one target.
 
-    Parameters
-    ----------
-    request
-        The options of the call.
-    objs, sources
-        The arrays, each once, and their adapters.
-    path
-        ``path(i)`` is the path of the array number i, for errors; None where there is one array, at the root.
-    failures
-        What to do about errors; None: the first one is raised.
-    to
-        The target as the caller named it, if the fast path may be used; else None.
+    `path(i)` gives the path of an array, for errors; `to` is the target as the caller named it, if the fast path may be
+    used.
     """
 
     __slots__ = (
-        "_borrowed",
-        "_may_defer",
-        "_sync",
-        "_transfers",
-        "failures",
-        "objs",
-        "path",
-        "request",
-        "results",
-        "sources",
-        "to",
-        "written",
+        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
+        *("sources", "to", "written"),
     )
 
     def __init__(
@@ -186,11 +150,11 @@ class Batch:
         objs: list[Any],
         sources: list[Adapter],
         path: Callable[[int], tuple[Any, ...]] | None = None,
-        failures: Failures | None = None,
+        failures: Failures = RAISING,
         to: Any = None,
     ) -> None:
         self.request, self.objs, self.sources = request, objs, sources
-        self.path, self.failures, self.to = path, failures, to
+        self.path, self.failures, self.to = path or _at_root, failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, Transfer] = {}
@@ -205,21 +169,12 @@ class Batch:
         return self._sync
 
     def run(self) -> list[Any]:
-        """Convert all arrays, or none; return the results in order.
-
-        Raises
-        ------
-        DlxError
-            The first failure, with its path.
-        ExceptionGroup
-            All failures, where they are collected.
-        """
+        """Convert all arrays, or none; return the results in order."""
         try:
             self._prepare(brief=False)
             traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
-            if self.failures is not None:
-                self.failures.check()
+            self.failures.check()
             for event in traced:
                 trace.record(*event)
             return self.results
@@ -235,13 +190,7 @@ class Batch:
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
     def tensors(self) -> list[Tensor]:
-        """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed.
-
-        Raises
-        ------
-        DlxError, ExceptionGroup
-            As `run`.
-        """
+        """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed."""
         self._may_defer = False
         self._prepare(brief=True)
         for i, borrowed in self._borrowed:
@@ -280,23 +229,20 @@ class Batch:
                 self._transfers[i] = Transfer(obj, self.sources[i])
                 self._transfers[i].written = i in self.written
             elif i in self.written and borrowed.readonly:
-                error = not_writable().complete(source=type_name(type(obj)), target=self.request.target.name)
-                self._fail(error, i)
+                kind, target = type_name(type(obj)), self.request.target.name
+                self.failures.add(not_writable().complete(source=kind, target=target), self.path(i))
             elif borrowed is obj:
                 self.results[i] = obj
             else:
                 self._borrowed.append((i, borrowed))
         self._each(self.describe)
-        failures = self.failures
-        if len(self._transfers) > 1 or (failures is not None and failures.collect):
+        if len(self._transfers) > 1 or self.failures.collect:
             self._each(self._preview)
         self._each(self.export)
-        if failures is not None:
-            failures.check()
+        self.failures.check()
         if self._sync is not None:
             self._each(self._order)
-            if failures is not None:
-                failures.check()
+            self.failures.check()
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -305,7 +251,7 @@ class Batch:
                 stage(transfer)
             except DlxError as error:
                 del self._transfers[i]
-                self._fail(transfer.complete(error, self.request), i)
+                self.failures.add(transfer.complete(error, self.request), self.path(i))
                 del transfer
 
     def describe(self, transfer: Transfer) -> None:
@@ -324,10 +270,9 @@ class Batch:
             on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.resolution.outcome == "unknown" and not on_host:
                 self._reach(transfer)
-        except DlxError:
-            raise
-        except Exception as error:
-            raise adapter_failed(source, error) from error
+        except Exception:
+            with adapter_call(source):
+                raise
         if transfer.tensor is not None and not (transfer.tensor.is_host or transfer.resolution.steps):
             self._gather(transfer, transfer.tensor)
         if transfer.resolution.steps or transfer.resolution.outcome != "unknown":
@@ -392,10 +337,9 @@ class Batch:
                     if not tensor.is_host:
                         device = None if transfer.description is None else transfer.info().device
                         readiness = self.sync().exported(source, obj, tensor, device)
-        except DlxError:
-            raise
-        except Exception as error:
-            raise adapter_failed(source, error) from error
+        except Exception:
+            with adapter_call(source):
+                raise
         transfer.readiness = readiness
         transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
@@ -410,10 +354,9 @@ class Batch:
             if not tensor.is_host:
                 check_copies(decision, tensor)
             return decision
-        except DlxError:
-            raise
-        except Exception as error:  # from the consumer's adapter
-            raise adapter_failed(self.request.target.adapter, error) from error
+        except Exception:  # from the consumer's adapter
+            with adapter_call(self.request.target.adapter):
+                raise
 
     def _order(self, transfer: Transfer) -> None:
         """Make the reader of an array wait for it, after all arrays were exported."""
@@ -433,16 +376,16 @@ class Batch:
                     self.export(transfer)
                     self._transfers[i] = transfer
             except DlxError as error:
-                self._fail(error, i)
+                self.failures.add(error, self.path(i))
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
                 self.results[i] = self._loaded(transfer)
             except DlxError as error:
-                self._fail(error, i)
+                self.failures.add(error, self.path(i))
 
     def _loaded(self, transfer: Transfer) -> Any:
-        """Consume one array and load it into the target; restore the producer's if the consumer fails."""
+        """Consume one array and load it into the target; `undo` restores the producer's if the consumer fails."""
         source, target = transfer.source, self.request.target
         tensor, transfer.tensor = transfer.tensor, None
         if transfer.deferred is not None:
@@ -460,39 +403,14 @@ class Batch:
                 tensor = transfer.claimed = consume(transfer.obj, tensor, shared)
             consumed = True
             return execute(transfer.decision.steps, tensor, transfer.readiness, source, self.request, self.sync)
-        except BaseException as error:
+        except Exception as error:
             tensor = None
-            if not consumed and isinstance(error, Exception):
+            if not consumed:
                 transfer.claimed = None  # `consume` itself failed: there is nothing to undo
-            transfer.text()  # for the error, while the tensor is here
-            notes = transfer.restore()
-            if isinstance(error, MemoryError) or not isinstance(error, Exception):
-                raise
-            failed = error
-            if not isinstance(error, DlxError):
-                failed = (
-                    foreign_error(f"{target.name} refused it:", error) if consumed else adapter_failed(source, error)
-                )
-            assert isinstance(failed, DlxError)
-            transfer.complete(failed, self.request, consumed=consumed)
-            for note in notes:
-                failed.add_note(note)
-            try:
-                if failed is error:
-                    raise
-                raise failed from error
-            finally:
-                del failed  # as in `_fail`
-
-    # ---- failures ---------------------------------------------------------------------------------------------------
-
-    def _fail(self, error: DlxError, i: int) -> None:
-        try:
-            if self.failures is None:
-                raise error
-            self.failures.add(error, () if self.path is None else self.path(i))
-        finally:
-            del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+            if isinstance(error, DlxError):
+                raise transfer.complete(error, self.request, consumed=consumed) from error.__cause__
+            what = f"{target.name} refused it:" if consumed else f"{source.name} failed:"
+            raise transfer.complete(foreign_error(what, error), self.request, consumed=consumed) from error
 
     def undo(self, error: BaseException) -> None:
         """Release all results, and restore what was consumed."""
@@ -525,17 +443,7 @@ def convert_tree(
     to: Any = None,
     located: Located | None = None,
 ) -> Any:
-    """Convert every array in a container, and return the same containers around the results.
-
-    `to`: as in `Batch`.
-
-    Raises
-    ------
-    DlxError
-        The first failure, with its path; no capsule was consumed.
-    ExceptionGroup
-        All of them, if `collect`.
-    """
+    """Convert every array in a container, and return the same containers around the results; `to` as in `Batch`."""
     failures = Failures(request.target.name, collect=collect, located=located)
     tree = Tree(root, handler, failures, strict=strict)
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)

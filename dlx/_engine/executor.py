@@ -7,22 +7,12 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable, row_major
-from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
-from dlx._engine.sources import adapter_failed
+from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, host_readable, row_major
+from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.sources import adapter_call
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._support.reflect import type_name
 from dlx.adapter.base import Adapter
-from dlx.errors import DlxError
-
-__all__ = [
-    "execute",
-    "forget_frames",
-    "is_read_in_place",
-    "is_tracing",
-    "mark_written",
-    "resolved",
-]
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -41,37 +31,25 @@ def forget_frames(error: BaseException | None) -> None:
 
 def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
     """Return the array after the steps that come before its export."""
-    try:
+    with adapter_call(source):
         for step in steps:
             if isinstance(step, Resolve):
                 obj = step.run(obj)
-    except DlxError:
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error) from error
     return obj
 
 
 def is_tracing(adapter: Adapter) -> bool:
     """Return whether arrays that are made now become part of a graph of a framework that can say it."""
-    try:
+    with adapter_call(adapter, target=adapter.name):
         return adapter.is_tracing is not None and adapter.is_tracing() is not False
-    except (DlxError, MemoryError):
-        raise
-    except Exception as error:
-        raise adapter_failed(adapter, error, target=adapter.name) from error
 
 
 def mark_written(source: Any, obj: Any) -> None:
     """Tell the framework of an array that other code has written to it; `source` may be no adapter."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
         return
-    try:
+    with adapter_call(source, source=type_name(type(obj))):
         source.writes.mark_written(obj)
-    except (DlxError, MemoryError):
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
 
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:
@@ -101,24 +79,7 @@ def execute(
     request: Any,
     sync: Synchronization,
 ) -> Any:
-    """Run the steps that come after an array's export, and load the result.
-
-    Parameters
-    ----------
-    steps
-        Of `planner.decide`.
-    tensor, readiness
-        The exported array, which is this function's from now on, and when it is ready.
-    source, request
-        The adapter of the array, and the options of the call: a `planner.Request`.
-    sync
-        Gives the stream synchronization of the call.
-
-    Returns
-    -------
-    array
-        An array of the target framework.
-    """
+    """Run the steps of `planner.decide` on an exported tensor, and return the target's array."""
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
     load: Callable[..., Any] = adapter.load

@@ -7,24 +7,11 @@ from typing import Any
 
 from dlx.errors import DlxError
 
-__all__ = ["Failures", "Located", "together"]
-
 Located = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 
 class Failures:
-    """Errors with their paths: raised one by one, or collected for an ExceptionGroup.
-
-    Parameters
-    ----------
-    target
-        Name of the target, for errors.
-    collect
-        Whether errors are collected.
-    located
-        ``located(path)`` gives (root, path) of an error, as its caller knows the place; None: the path begins at what
-        was passed.
-    """
+    """Errors with their paths: raised at once, or collected. ``located(path)`` gives an error's (root, path)."""
 
     def __init__(self, target: str, *, collect: bool = False, located: Located | None = None) -> None:
         self.target = target
@@ -51,6 +38,10 @@ class Failures:
                 raise together(errors)
             finally:
                 del errors
+
+
+RAISING = Failures("")
+"""For conversions of one array, at the root."""
 
 
 def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:

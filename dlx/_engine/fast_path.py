@@ -38,18 +38,13 @@ if TYPE_CHECKING:
 else:
     _tree = Late("dlx._engine.tree")
 
-__all__ = ["Guard", "Question", "Switch", "consumer_failed", "described", "exported", "learn"]
-__all__ += ["flatten_once", "other_kind", "source_of"]
-
 
 class Question(NamedTuple):
     """An attribute, or a method without arguments, of an array or of what owns its memory."""
 
     name: str
-    type: type | None
-    """None for the array's own, which the question must not keep alive."""
-    descriptor: object
-    """What the type has under the name, if it is a C function, which is called without a look-up."""
+    type: type | None  # None for the array's own, which the question must not keep alive
+    descriptor: object  # what the type has under the name, if it is a C function, which is called without a look-up
     is_method: bool
 
 
@@ -57,14 +52,10 @@ class Guard(NamedTuple):
     """A question that must be answered false."""
 
     ask: Question
-    codes: int
-    """Bit n: asked where the dtype code is n; 0: whatever it is, and before anything is borrowed."""
-    of_owner: bool
-    """Asked of the owner, not of the array."""
-    resolve: Question | None
-    """Asked of the array when the answer was true, to make it false for good."""
-    optional: bool
-    """The attribute may be missing: that, and None, are false, anything else is true."""
+    codes: int  # bit n: asked if the dtype code is n; 0: whatever it is, and before anything is borrowed
+    of_owner: bool  # asked of the owner, not of the array
+    resolve: Question | None  # asked of the array when the answer was true, to make it false for good
+    optional: bool  # the attribute may be missing: that, and None, are false, anything else is true
 
 
 class Switch(NamedTuple):
@@ -84,11 +75,7 @@ _NO_ARRAYS = (weakref.ProxyType, weakref.CallableProxyType, type(native.buffer_e
 
 
 def learn(kind: type, to: Any) -> None:
-    """Find how arrays of an exact type reach a target, and add the pair to the fast path.
-
-    Called by the fast path on its first call with this pair, and when the class has changed in what matters. `to` is
-    NotImplemented for an array that a call names as ``like=``.
-    """
+    """Find how arrays of a type reach a target, and add the pair; `to` is NotImplemented for what ``like=`` names."""
     if trace.observers or (to is not NotImplemented and not isinstance(to, str | type(sys) | type)):
         return
     if isinstance(to, str):
@@ -120,9 +107,8 @@ def _pair(kind: type, source: native.Source, target: native.Target) -> str:
 
 def _is_at_root(kind: type, source: native.Source) -> bool:
     """Return whether objects of a type are arrays at the root only, and pass through inside a container."""
-    if source.what == "produces":
-        return lookup.kind(kind).verdict == "plain"
-    return isinstance(source.adapter, Adapter) and source.adapter.arrays.root_only
+    is_array = source.what in ("converts", "produces", "python") and isinstance(source.adapter, Adapter)
+    return is_array and (source.adapter is BUFFER or lookup.kind(kind).verdict == "plain")
 
 
 def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:
@@ -157,11 +143,7 @@ def source_of(kind: type) -> native.Source | None:
 
 
 def _known(kind: type) -> native.Source | None:
-    """Return the source of an exact type; None if only its first call shows how it is asked.
-
-    Arrays are those of types in `FastPath.types`, and such as have a protocol that C speaks. For others the fast path
-    remembers what they are in a tree, or to take the Python path, until the type changes.
-    """
+    """Return the source of an exact type; None if only its first call shows how its ``__dlpack__`` is called."""
     stamp = len(sys.modules), get_cache_token()
     found = lookup.kind(kind)
     adapter = found.adapter or _generic_source(kind)
@@ -170,7 +152,7 @@ def _known(kind: type) -> native.Source | None:
         adapter = None
     try:
         if adapter is None:
-            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **other_kind(kind))
+            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **_other_kind(kind))
         if adapter is DLPACK:
             keywords = dlpack.keywords_of(kind)
             if keywords is None:
@@ -190,7 +172,7 @@ def _known(kind: type) -> native.Source | None:
         return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
-def other_kind(kind: type) -> dict[str, Any]:
+def _other_kind(kind: type) -> dict[str, Any]:
     """Return what is known of a type that is none of arrays."""
     found = lookup.kind(kind)
     handler = found.handler
@@ -213,10 +195,7 @@ def other_kind(kind: type) -> dict[str, Any]:
 
 
 def _passing(kind: type, found: lookup.Kind) -> str:
-    """Return whether objects of a type that is neither array nor container pass through a tree.
-
-    "looks": unless the object itself has an array interface. What is refused by name is left to Python.
-    """
+    """Return whether objects pass through a tree; "looks": unless the object itself has an array interface."""
     if not is_key(kind) or issubclass(kind, _NO_ARRAYS):
         return "python"
     if found.verdict == "plain":
@@ -231,11 +210,7 @@ def _passing(kind: type, found: lookup.Kind) -> str:
 
 
 def _generic_source(kind: type) -> Adapter | None:
-    """Return the generic adapter whose arrays of an exact type take the fast path, or None.
-
-    Those are types with ``__dlpack__``, some others by name, and types that carry an exchange table themselves: that of
-    a base makes no promise for what a subclass adds.
-    """
+    """Return the generic adapter whose arrays of a type take the fast path; a base's own table promises nothing."""
     if "__dlpack_c_exchange_api__" in kind.__dict__:
         return EXCHANGE
     if is_key(kind) and kind not in (ProxyType, CallableProxyType) and hasattr(kind, "__dlpack__"):
@@ -297,7 +272,7 @@ def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
         "start": start,
         "nbytes": nbytes,
         "dtype": _question(kind, "dtype") if given.checked_dtypes else None,
-        "confirmed": _confirmed(adapter, given),
+        "confirmed": {_key(each): adapter.dtypes.to_native(each) for each in map(DType, given.checked_dtypes)} or None,
     }
 
 
@@ -352,11 +327,7 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
 
 
 def _fields(source: Adapter, given: FastPath, kind: type) -> tuple[Any, ...] | None:
-    """Return how arrays in device memory are read that have no table.
-
-    Questions for what keeps the memory alive, shape, byte strides, dtype and device; the attribute of the first that is
-    the address; {dtype: code | bits << 8}.
-    """
+    """Return the questions for arrays on devices without a table: owner, shape, strides, dtype, device, and codes."""
     owner = given.owner
     if not _is_read(owner):
         return None
@@ -417,13 +388,6 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
         yield Guard(ask, 0, True, _question(kind, method), False)
 
 
-def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
-    if not given.checked_dtypes:
-        return None
-    dtypes = [DType(name) for name in given.checked_dtypes]
-    return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
-
-
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 
@@ -450,7 +414,10 @@ def _making(consumer: Target) -> dict[str, Any]:
         "is_narrow": consumer.varies or (path is not None and isinstance(path.imports, Capabilities)),
         "always_copies": copies is True,
         "storage": _storage(consumer),
-        "states": tuple(_states(consumer.source)),
+        "states": tuple(
+            Switch(owner, sys.intern(name), getattr(owner, name, None))
+            for owner, name in switch_places(consumer.source)
+        ),
         "streams": _streams(adapter),
         "place": None if adapter.placement is None else adapter.placement.load,
     }
@@ -479,12 +446,6 @@ def _key(dtype: DType) -> int:
     return dtype.code | dtype.bits << 8
 
 
-def _states(adapter: Adapter) -> Iterator[Switch]:
-    """Give what the capabilities of a target depend on, with its present values."""
-    for owner, attribute in switch_places(adapter):
-        yield Switch(owner, sys.intern(attribute), getattr(owner, attribute, None))
-
-
 def described(obj: Any) -> ArrayInfo | None:
     """Return the description of an array, or None where there is none."""
     try:
@@ -505,10 +466,7 @@ FAST_PATH._bind(learn=learn, failed=consumer_failed)
 
 
 def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
-    """Return the adapter of an array without blockers, its description and its tensor.
-
-    None where its adapter must be asked, or is not known yet.
-    """
+    """Return adapter, description and tensor of an array without blockers; None if its adapter must be asked."""
     source = lookup.kind(type(obj)).adapter
     path = None if source is None else source.fast_path
     if source is None or path is None or path.describe is None:

@@ -14,8 +14,6 @@ from dlx._core.native import Tensor
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
-__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
-
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
 
@@ -24,10 +22,7 @@ Sentence = Callable[[Tensor, Target], str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it; else the fix.
-
-    `detail` is (what it is, text): the end of the sentence that differs from one array or framework to the next.
-    """
+    """What one incompatibility means; `detail` is the part of the sentence that differs between arrays."""
 
     bit: int
     error: type[ConversionError]

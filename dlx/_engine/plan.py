@@ -17,9 +17,6 @@ from dlx._support.tracebacks import REFUSALS, shorten
 from dlx.errors import DlxError, written
 from dlx.typing import Outcome
 
-__all__ = ["HOST", "Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "Unmark", "ViewAs"]
-
-
 BYTES = DType("uint8")
 _NUMBERS = {"bool", "int", "float", "complex"}
 
@@ -61,18 +58,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Step):
-    """Ask the array's own framework for another array, before it is exported.
-
-    Attributes
-    ----------
-    run
-        ``run(obj)`` gives it.
-    copies
-        Whether it is in memory of its own.
-    """
+    """Ask the array's own framework for another array, before it is exported."""
 
     run: Callable[[Any], Any] = field(default=lambda obj: obj, compare=False, repr=False)
-    copies: bool = False
+    copies: bool = False  # whether what `run` returns is in new memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from dlx._core.extension import lib
 from dlx._core.native import Tensor, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
-from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
+from dlx._core.types import HOST, IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
-from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.request import Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
@@ -29,38 +29,14 @@ from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = [
-    "DEFERRED",
-    "UNDECIDED",
-    "Decision",
-    "approach",
-    "as_it_is",
-    "check_copies",
-    "decide",
-    "deferred",
-    "is_inside",
-]
-
 
 class Decision(NamedTuple):
-    """What is done for one array.
+    """What is done for one array."""
 
-    Attributes
-    ----------
-    steps
-        In order. Those of `approach` are run before the array is exported.
-    outcome
-        As `Plan.outcome`; ``"unknown"`` where the array must be exported first.
-    device
-        Where the result will be; None: where the array is, or it is not known yet.
-    copies
-        Whether a step of `approach` makes new memory.
-    """
-
-    steps: tuple[Step, ...] = ()
-    outcome: Outcome = "unknown"
-    device: Device | None = None
-    copies: bool = False
+    steps: tuple[Step, ...] = ()  # those of `approach` are run before the array is exported
+    outcome: Outcome = "unknown"  # as `Plan.outcome`; unknown if the array must be exported first
+    device: Device | None = None  # where the result will be; None: where the array is, or not known yet
+    copies: bool = False  # whether a step of `approach` makes new memory
 
 
 UNDECIDED = Decision()
@@ -76,24 +52,7 @@ _DEVICE = (("device", None),)
 
 
 def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision:
-    """Decide what is done before an array is exported, or that it stays in its framework.
-
-    Parameters
-    ----------
-    obj, source
-        The array and its adapter.
-    blockers
-        What blocks its conversion.
-    info
-        ``info()`` gives its `ArrayInfo`.
-    request
-        The options of the call.
-
-    Raises
-    ------
-    DlxError
-        If a blocker cannot be resolved, or the options forbid it.
-    """
+    """Decide what is done before an array is exported, or that it stays as it is; ``info()`` gives its `ArrayInfo`."""
     if is_inside(obj, source, request.target):
         decided = _inside(obj, source, blockers, info, request)
         if decided is not None:
@@ -106,13 +65,7 @@ DEFERRED = Decision((Step("defer", "its chunks are converted when they are compu
 
 
 def deferred(obj: Any, source: Adapter, request: Request) -> Any:
-    """Return a collection whose chunks are converted when they are computed; None where `obj` is no such collection.
-
-    Raises
-    ------
-    DlxError
-        If no chunk could be converted.
-    """
+    """Return a collection whose chunks are converted when they are computed; None where `obj` is no such collection."""
     map_chunks = source.arrays.map_chunks
     if map_chunks is None or request.target.name in _OURS or is_inside(obj, source, request.target):
         return None
@@ -155,10 +108,7 @@ def _refusal(blocker: Blocker) -> Exception:
 
 
 def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision | None:
-    """Decide about an array that is in the target framework already: it stays as it is, unless an option changes it.
-
-    `readonly` has no effect here. None where dlx must move or copy it.
-    """
+    """Decide about an array of the target framework, which nothing but an option changes; None if dlx must copy it."""
     for blocker in blockers:
         asked = {"stay": True, "copy": request.copy, "detach": request.detach}
         if any(asked[each] for each in blocker.also_blocks):
@@ -223,10 +173,7 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 def as_it_is(
     tensor: Tensor, before: Decision, source: Adapter, request: Request, *, in_full: bool = False
 ) -> Decision | None:
-    """Return the decision where the consumer takes the memory as it is, and nothing is asked for; else None.
-
-    That is nearly always so. `in_full`: None, too, where `decide` says more of host memory than that it is shared.
-    """
+    """Return the decision if the consumer takes the memory as it is; None if `decide` must say more (`in_full`)."""
     target = request.target
     if (
         not before.steps
@@ -253,15 +200,7 @@ def check_copies(decision: Decision, tensor: Tensor) -> None:
 
 
 def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
-    """Decide what is done with an exported array, after the steps of `approach`; and where the result will be.
-
-    For host memory that only depends on layout, alignment and options: the decision is kept with the target.
-
-    Raises
-    ------
-    DlxError
-        If it cannot be converted, or the options forbid what is needed.
-    """
+    """Decide what is done with an exported array. Decisions about host memory are kept with the target."""
     target = request.target
     if not tensor.is_host or before.steps or request.stream is not None:
         return _Decider(tensor, before, source, request, sync).decision()

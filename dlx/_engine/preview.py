@@ -21,14 +21,9 @@ from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 from dlx.typing import Outcome
 
-__all__ = ["plan_known", "plan_one", "plan_tree"]
-
 
 def plan_known(request: Request, obj: Any) -> Plan | None:
-    """Return the plan of an array of the host that the fast path describes; None where it does not, or it is refused.
-
-    What the fast path takes for an array is none of the containers.
-    """
+    """Return the plan of an array on the host that the fast path describes; None for others, and refusals."""
     known = exported(obj)
     if known is None or not known[2].is_host:
         return None

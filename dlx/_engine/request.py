@@ -7,21 +7,16 @@ from typing import Any, NamedTuple
 from dlx._core import native
 from dlx._core.types import HOST, Device
 from dlx._engine.sources import array_info
+from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
-from dlx._support.reflect import foreign_error, module_of, type_name
-from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
+from dlx._support.reflect import foreign_errors, module_of, packages, type_name
+from dlx.errors import AdapterNotFoundError, DeviceError
 from dlx.typing import ERRORS, READONLY
-
-__all__ = ["Request", "check_flags", "request_of"]
 
 
 class Request(NamedTuple):
-    """The options of one call, checked.
-
-    `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
-    `committed`: whether the result must stay on `device`, see `Placement`.
-    """
+    """The checked options of one call."""
 
     target: Target
     device: Device | None = None
@@ -29,8 +24,8 @@ class Request(NamedTuple):
     readonly: str = "copy"
     detach: bool = False
     stream: Any = None
-    later: bool = True
-    committed: bool = True
+    later: bool = True  # whether arrays that are not computed yet may be converted when they are
+    committed: bool = True  # whether the result must stay on `device`, see `Placement`
 
 
 def request_of(
@@ -77,15 +72,11 @@ def request_of(
             wanted, committed = place, held
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
-    elif wanted == HOST and (type(device) is Device or _is_native(device, target)):
+    elif wanted == HOST and next(packages(module_of(type(device)))) in ("dlx", target.adapter.package):
         native.add_host(device)  # the fast path knows it from now on
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
     return Request(target, wanted, copy, readonly, detach, stream, committed=committed)
-
-
-def _is_native(device: Any, target: Target) -> bool:
-    return module_of(type(device)).partition(".")[0] == target.adapter.package
 
 
 def check_flags(**flags: Any) -> None:
@@ -101,30 +92,20 @@ def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
 
 
 def _current_device(target: Target, device_type: int) -> int:
-    try:
+    with foreign_errors(f"{target.name} failed to name its current device:", DeviceError, target=target.name):
         return target.adapter.devices.current(device_type)
-    except DlxError:
-        raise
-    except Exception as error:
-        what = f"{target.name} failed to name its current device:"
-        raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
 def _host_device(target: Target, wanted: Device) -> Device:
     """Return which device of a target a number of the host's is: nearly all have one, whatever number it is given."""
     devices = target.adapter.devices
-    try:
+    with foreign_errors(f"{target.name} failed to find {wanted}:", DeviceError, target=target.name):
         return devices.from_native(devices.to_native(wanted))
-    except DlxError:
-        raise
-    except Exception as error:
-        what = f"{target.name} failed to find {wanted}:"
-        raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to that."""
-    known = registry.owner(type(like))
+    known = lookup.adapter_of(like)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

@@ -11,8 +11,6 @@ from typing import Any
 
 from dlx._core.native import FastPathFunction
 
-__all__ = ["FAST_PATH", "borrow_all"]
-
 FAST_PATH = FastPathFunction(None, None, None)
 
 

@@ -8,32 +8,21 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device
-from dlx._support.reflect import foreign_error, type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter, over_memory
-from dlx.errors import DlxError
-
-__all__ = ["abstract", "adapter_failed", "array_info", "device_of", "info_of", "marked"]
 
 
-def adapter_failed(adapter: Adapter, cause: Exception, **parts: Any) -> DlxError:
-    """Return the error for an exception raised by an adapter; a MemoryError is raised again unchanged."""
-    try:
-        return foreign_error(f"{adapter.name} failed:", cause, **parts)
-    finally:
-        del cause  # as there: this frame is in the traceback of a MemoryError
+def adapter_call(adapter: Adapter, **parts: Any) -> foreign_errors:
+    """Return a context for calls of an adapter: what it raises there becomes an error of dlx."""
+    return foreign_errors(f"{adapter.name} failed:", **parts)
 
 
 def array_info(obj: Any, source: Adapter) -> ArrayInfo:
     """Return what an array's adapter says of it, or what it exports."""
-    try:
+    with adapter_call(source, source=type_name(type(obj))):
         found = source.describe(obj)
         unknown = found.info is None and found.tensor is None and not found.blockers
         return info_of(found.info, source, obj, source.export(obj) if unknown else found.tensor)
-    except DlxError as error:
-        error.complete(source=type_name(type(obj)))
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
 
 
 def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None, device: Device | None = None) -> ArrayInfo:
@@ -58,16 +47,11 @@ def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
 
 def device_of(source: Adapter, obj: Any) -> Device | None:
     """Return where an array is; None where only an export could tell."""
-    try:
+    with adapter_call(source, source=type_name(type(obj))):
         found = source.describe(obj)
         if found.tensor is not None:
             return found.tensor.device
         return info_of(found.info, source, obj, None, found.device).device
-    except DlxError as error:
-        error.complete(source=type_name(type(obj)))
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error, source=type_name(type(obj))) from error
 
 
 def marked(tensor: Tensor, source: Adapter) -> Tensor:

@@ -17,11 +17,9 @@ from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, 
 from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
-from dlx._support.reflect import foreign_error
+from dlx._support.reflect import foreign_errors
 from dlx.adapter.base import Adapter, Devices
-from dlx.errors import DeviceError, DlxError
-
-__all__ = ["Readiness", "StreamSync", "Synchronization", "physical", "takes_stream"]
+from dlx.errors import DeviceError
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the work on a stream so far, after a recorded event, or None: at once."""
@@ -35,17 +33,7 @@ def takes_stream(source: Adapter) -> bool:
 
 
 class StreamSync:
-    """The streams of one call.
-
-    Parameters
-    ----------
-    target
-        The consumer.
-    stream
-        The consumer's stream as the caller passed it; None: the framework's current stream.
-    device
-        Requested device of the result; None: not requested.
-    """
+    """The streams of one call; `stream` and `device` as its caller passed them."""
 
     def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
         self._target, self._asked, self._wanted = target, stream, device
@@ -54,18 +42,11 @@ class StreamSync:
         self._points: dict[Stream, cuda.Ready] = {}
         self._ordered: set[tuple[Stream | int, Stream | None]] = set()
         self._held: list[cuda.Ready] = []
-        self._words: dict[tuple[int, Device, Device], str] = {}
 
     # ---- streams of consumer and producer ---------------------------------------------------------------------------
 
     def consumer(self, device: Device) -> Stream | None:
-        """Return the stream that the consumer works on, None where it is known only when the consumer gets the memory.
-
-        Raises
-        ------
-        StreamError
-            If the caller passed something that is no stream.
-        """
+        """Return the consumer's stream; None if it is known only when the consumer gets the memory."""
         try:
             return self._consumers[device]
         except KeyError:
@@ -88,15 +69,9 @@ class StreamSync:
         """Ask a framework once per device."""
         key = id(adapter), device
         if key not in self._streams:
-            try:
-                current = adapter.streams.current if adapter.streams is not None else None
+            current = adapter.streams.current if adapter.streams is not None else None
+            with foreign_errors(f"{adapter.name} failed to name its stream on {device}:", DeviceError):
                 value = None if current is None else current(device)
-            except DlxError:
-                raise
-            except Exception as error:
-                raise foreign_error(
-                    f"{adapter.name} failed to name its stream on {device}:", error, DeviceError
-                ) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else kept(meaning(value, device))
@@ -104,12 +79,6 @@ class StreamSync:
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:
         """Describe the stream synchronization of a CUDA device; empty where there is none. The driver is not called."""
-        key = id(source), device, place
-        if key not in self._words:
-            self._words[key] = self._explained(source, device, place)
-        return self._words[key]
-
-    def _explained(self, source: Adapter, device: Device, place: Device) -> str:
         if is_unordered(self._asked):
             return "stream=-1: nobody waits for its producer"
         own = self.producer(source, device)
@@ -133,15 +102,9 @@ class StreamSync:
             raise _cannot_order(device)
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
-        """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
+        """Call a producer once, on its device; return the tensor and when it is ready.
 
-        A producer with a current stream is not asked to order anything: dlx does, once for all of its arrays. Others
-        get a stream with each export. `reach` has been asked before.
-
-        Raises
-        ------
-        DeviceError
-            If work on that device cannot be ordered.
+        A producer with a current stream orders nothing: dlx does, once for all of its arrays. Call `reach` before.
         """
         own, asked = self.asked_of(source, device)
         with source.devices.activate(device):
@@ -149,18 +112,7 @@ class StreamSync:
         return tensor, self._readiness(source, obj, tensor, own or asked)
 
     def exported(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
-        """Return when a tensor is ready whose producer was told no stream.
-
-        Parameters
-        ----------
-        device
-            Where the producer said that it is; None where it does not say.
-
-        Raises
-        ------
-        DeviceError
-            If work on its device cannot be ordered.
-        """
+        """Return when a tensor is ready whose producer got no stream; `device` is where the producer said it is."""
         asked = None
         if takes_stream(source) and cuda.is_cuda(tensor.device):
             asked = Stream(physical(tensor.device), LEGACY)  # what a call without a stream means
@@ -169,13 +121,7 @@ class StreamSync:
         return self._readiness(source, obj, tensor, asked)
 
     def described(self, source: Adapter, obj: Any, tensor: Tensor) -> Readiness:
-        """Return when a tensor is ready that its adapter has described, without a call of the producer.
-
-        Raises
-        ------
-        DeviceError
-            If work on its device cannot be ordered.
-        """
+        """Return when a tensor is ready that its adapter has described, without a call of the producer."""
         asked = None
         if takes_stream(source) and not host_readable(tensor.device):
             own, asked = self.asked_of(source, tensor.device)
@@ -210,15 +156,7 @@ class StreamSync:
     # ---- to the consumer --------------------------------------------------------------------------------------------
 
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
-        """Make a consumer wait that reads the memory where it is, on a device or on the host.
-
-        Raises
-        ------
-        StreamError
-            If that would break a graph capture, which is left intact.
-        DeviceError
-            If the driver fails.
-        """
+        """Make a consumer wait that reads the memory where it is, on a device or on the host."""
         device = tensor.device
         if not cuda.is_cuda(device):
             return
@@ -236,11 +174,7 @@ class StreamSync:
             self._point(readiness)
 
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
-        """Return the tensor of a CUDA device to pass to the consumer, which has nothing left to order.
-
-        The memory is kept until the consumer's stream is done with it; for a producer that works on the same stream it
-        may be released at once.
-        """
+        """Return the ordered tensor for the consumer; its memory is kept until the consumer's stream is done."""
         self.order(tensor, readiness, None)
         device = physical(tensor.device)
         consumer = self.consumer(device)
@@ -261,15 +195,7 @@ class StreamSync:
     ) -> tuple[Tensor, Readiness]:
         """Copy from or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
 
-        The memory may be written to as soon as this returns. `source` is None where the tensor is a copy already, which
-        nobody else writes to.
-
-        Raises
-        ------
-        ConversionError
-            If the driver fails, a capture would be broken, or the layout cannot be copied.
-        MemoryError
-            If there is not enough memory.
+        The memory may be written to as soon as this returns. `source` is None for a copy, which no one else writes to.
         """
         on_device = cuda.is_cuda(tensor.device)
         device = physical(tensor.device if host_readable(place) else place)
@@ -291,15 +217,9 @@ class StreamSync:
     def filled(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
     ) -> Any:
-        """Copy into a new array of the consumer's own on a CUDA device, on its stream; None where it makes none.
+        """Copy into a new array of the consumer's own on a CUDA device; None if it makes none.
 
-        What its allocator gives and takes, and when it is reused, is then as for every array of the consumer. None,
-        too, for memory of the host where the stream captures a graph: that copy must be waited for.
-
-        Raises
-        ------
-        ConversionError, MemoryError
-            As `copied`.
+        None, too, for host memory while the stream captures a graph: that copy must be waited for.
         """
         adapter, place = self._target.adapter, physical(place)
         if type(adapter.devices).new_array is Devices.new_array or self._target.varies:

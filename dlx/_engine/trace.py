@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from dlx._engine.plan import Step
 
-__all__ = ["TraceRecord", "Trace", "observers", "record", "trace"]
-
 
 @set_module("dlx")
 class TraceRecord(NamedTuple):

@@ -16,8 +16,6 @@ from dlx._core import native
 from dlx._registry.plugin import TRACING
 from dlx._support.imports import when_imported
 
-__all__ = ["leave_out", "skip_frames"]
-
 _OUTSIDE = "memory that leaves the graph, or comes from outside"
 _INSTEAD = "compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
 _NO_GRAPH = (
@@ -56,17 +54,7 @@ _outside: set[CodeType] = set()
 
 
 def leave_out(function: Any, name: str) -> Any:
-    """Let a compiler that traces a call of a function end its graph there, and skip the function's frames.
-
-    Other frameworks keep state that tracing their code would damage.
-
-    Parameters
-    ----------
-    function
-        A function in Python; it is returned.
-    name
-        What the user called, for the error if the graph may not end.
-    """
+    """Return a function that a compiler leaves out of its graphs: it would damage state that other frameworks keep."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = f"{name} {_NOT_TRACED}"
     skip_frames(function)

@@ -13,15 +13,12 @@ from typing import Any
 
 from dlx._engine.failures import Failures
 from dlx._registry import lookup
-from dlx._registry.array_like import remedy
-from dlx._registry.lookup import ARROW, PLAIN, Kind, is_built_in
+from dlx._registry.lookup import PLAIN, Kind, is_built_in
 from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text
-
-__all__ = ["Tree", "path_of"]
 
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
@@ -44,24 +41,9 @@ class Node:
 
 
 class Tree:
-    """A flattened container.
+    """A flattened container: its arrays, each once, and their adapters.
 
-    Parameters
-    ----------
-    root
-        A container.
-    handler
-        How it is taken apart, and made.
-    failures
-        What to do about what cannot be entered.
-    strict
-        Whether objects that are neither arrays, containers nor plain data are refused. None: nothing is, not even
-        arrays of other libraries that cannot be read, since nothing is to be converted.
-
-    Attributes
-    ----------
-    arrays, sources
-        The arrays, each once, in the order they are met, and their adapters.
+    `strict` as in `lookup.look`.
     """
 
     def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
@@ -191,10 +173,7 @@ class Tree:
                     yield self._path_text(number, i), child
 
     def check_found(self) -> None:
-        """Report a root that holds no array.
-
-        A built-in container shows what it holds: of those only one with numbers is refused, and only if `strict`.
-        """
+        """Report a root that holds no array: of built-in containers only one with numbers, and only if `strict`."""
         if self.arrays or self._refused:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
@@ -255,12 +234,10 @@ class Tree:
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
         error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
-        if isinstance(error, DlxError):  # pandas and xarray need pyarrow for Arrow
-            fix = remedy(type(node.obj)) if node.handler is ARROW else ""
-            error.complete(source=type_name(type(node.obj)), fix=fix)
+        fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
         if not isinstance(error, DlxError):
-            fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
-            error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)), fix=fix)
+            error = foreign_error(f"the container {what}:", cause, fix=fix)
+        error.complete(source=type_name(type(node.obj)))
         self.failures.add(error, self._path(node.parent, node.at))
 
     # ---- unflatten --------------------------------------------------------------------------------------------------
@@ -274,24 +251,12 @@ class Tree:
         for node in self._nodes:
             yield node.obj, node.handler, node.keys, node.parts, dict(node.links)
 
-    def entries(self, number: int) -> list[tuple[Any, int]]:
-        """Return (key or index, link) of the arrays and containers in a container; the root is number 0."""
-        node = self._nodes[number]
-        return [(i if node.keys is None else node.keys[i], link) for i, link in node.links]
-
     def rebuild(
         self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:
         """Return the same containers around the results.
 
-        Parameters
-        ----------
-        results
-            In the order of `arrays`.
-        target
-            Name of their framework.
-        stands
-            ``stands(container, keys, new children)`` may give an object that stands for a new container; else None.
+        ``stands(container, keys, new children)`` may give an object that replaces a new container; else None.
         """
         for node in self._nodes:
             if node.cyclic:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import ItemsView, Iterator, ValuesView
-from itertools import accumulate, count
+from itertools import count
 from typing import NamedTuple
 
-from dlx._support.reflect import class_name, derives, module_of, type_name
+from dlx._support.reflect import class_name, derives, module_of, packages_of, type_name
 from dlx.errors import AdapterNotFoundError
-
-__all__ = ["Refusal", "refusal", "remedy"]
 
 _READS = ("__getitem__", "toarray", "todense", "to_numpy", "numpy", "asnumpy")
 
@@ -28,15 +26,11 @@ _ITERATOR = "its elements can be read only by iterating over it, which dlx does 
 class _Hint(NamedTuple):
     """What to convert instead of an object that dlx cannot read."""
 
-    attribute: str
-    """Of the class; or the name of the class or of a base, where no attribute tells."""
+    attribute: str  # of the class; or the name of the class or of a base, if no attribute tells
     fix: str
-    package: str = ""
-    """Root package of the class or of a base, where the attribute alone does not tell."""
-    reason: str = ""
-    """Why the class is refused wherever it is. Empty: the hint is shown for arrays, and otherwise at the root only."""
-    framework: str = ""
-    """Root package of the framework whose arrays it holds, unless that is `package`."""
+    package: str = ""  # root package of the class or of a base, if the attribute alone does not tell
+    reason: str = ""  # why it is refused wherever it is; empty: the hint is shown for arrays, and else at the root only
+    framework: str = ""  # root package of the framework whose arrays it holds, unless that is `package`
 
 
 # The first one that fits decides.
@@ -114,43 +108,41 @@ _GUESSED = ("to_numpy", "compute", "toarray", "todense", "asnumpy", "numpy", "__
 class Refusal(NamedTuple):
     """Why objects of a type are refused by name, what to convert instead, and packages whose arrays they may hold."""
 
+    source: str
     reason: str
     fix: str
-    frameworks: frozenset[str]
+    frameworks: frozenset[str] = frozenset()
 
-    def error(self, kind: type) -> AdapterNotFoundError:
-        """Return the error for an object of a type that is refused."""
-        return AdapterNotFoundError(self.reason, source=type_name(kind), fix=self.fix)
+    def error(self) -> AdapterNotFoundError:
+        """Return the error for such an object."""
+        return AdapterNotFoundError(self.reason, source=self.source, fix=self.fix)
 
 
 def refusal(kind: type) -> Refusal | None:
     """Return why objects of a type are refused, wherever they are, or None.
 
-    These are arrays to their own library (the class has ``__array__``, or both ``dtype`` and ``shape`` and a way to
-    read elements; fields of a record that happen to have these names do not count), and what is known to hold arrays
-    that only its own library can take out: data sets, models, iterators.
+    Refused are arrays to their own library (by ``__array__``, or ``dtype``, ``shape`` and a way to read elements), and
+    what holds arrays that only its own library can take out: data sets, models, iterators.
     """
-    return _look_up(kind)[0]
+    found = explain(kind)
+    return found if found.reason else None
 
 
-def remedy(kind: type) -> str:
-    """Return what to convert instead of an object of a type that dlx cannot read; empty where nothing is known."""
-    return _look_up(kind)[1]
-
-
-def _look_up(kind: type) -> tuple[Refusal | None, str]:
-    """Return the refusal of a type, and its remedy."""
+def explain(kind: type) -> Refusal:
+    """Return what to convert instead of an object that dlx cannot read; without a reason if the type is not refused."""
+    name, owners = type_name(kind), packages_of(kind)
     if derives(kind, (str, os.PathLike)):
-        return None, "A saved file is read by dlx.open(path)."
-    names, owners = _names(kind), _packages(kind)
-    if _is_iterator(kind):
-        return Refusal(_ITERATOR, _LISTED, owners), _LISTED
+        return Refusal(name, "", "A saved file is read by dlx.open(path).")
+    iterates = {module_of(cls) for cls in kind.__mro__ if "__next__" in vars(cls)} & {"builtins", "itertools"}
+    if derives(kind, (ValuesView, ItemsView)) or (iterates and not derives(kind, _NUMBERS)):
+        return Refusal(name, _ITERATOR, _LISTED, owners)
+    names = _names(kind)
     # Not `names >= ...`: without its GIL CPython 3.14 locks both sets twice there, which takes 50 ms on a busy machine.
     is_array = "__array__" in names or ({"dtype", "shape"} <= names and not names.isdisjoint(_READS))
     hint = next(_fitting(names | {*map(class_name, kind.__mro__)}, owners, is_array), _Hint("", ""))
     reason = _ARRAY if is_array else hint.reason
     frameworks = frozenset({hint.package, hint.framework}) if hint.package else owners
-    return Refusal(reason, hint.fix, frameworks - {""}) if reason else None, hint.fix
+    return Refusal(name, reason, hint.fix, frameworks - {""})
 
 
 def _fitting(names: set[str], owners: frozenset[str], is_array: bool) -> Iterator[_Hint]:
@@ -158,20 +150,6 @@ def _fitting(names: set[str], owners: frozenset[str], is_array: bool) -> Iterato
         owned = hint.package in owners if hint.package else is_array or hint.attribute not in _GUESSED
         if owned and hint.attribute in names:
             yield hint
-
-
-def _is_iterator(kind: type) -> bool:
-    """Return whether a type is one of Python's iterators, or a view of a mapping's values; those of numbers are not."""
-    if derives(kind, (ValuesView, ItemsView)):
-        return True
-    owners = [module_of(cls) for cls in kind.__mro__ if "__next__" in vars(cls)]
-    return not {"builtins", "itertools"}.isdisjoint(owners) and not derives(kind, _NUMBERS)
-
-
-def _packages(kind: type) -> frozenset[str]:
-    """Return the packages, and those above them, that a class and its bases come from."""
-    modules = {module_of(cls) for cls in kind.__mro__ if cls is not object}
-    return frozenset(package for module in modules for package in accumulate(module.split("."), "{}.{}".format))
 
 
 def _names(kind: type) -> set[str]:

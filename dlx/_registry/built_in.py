@@ -8,10 +8,9 @@ from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 from dlx._protocols import arrow
-from dlx._registry.handlers import elements, items, unflatten_set
+from dlx._registry.handlers import elements, unflatten_set
 from dlx.adapter.declarations import Container
-
-__all__ = ["HANDLERS", "LIST", "TUPLE"]
+from dlx.adapter.files import flatten_mapping
 
 
 def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
@@ -107,7 +106,9 @@ HANDLERS: dict[type, Container] = {
     deque: Container(flatten=elements, unflatten=_unflatten_filled(_new_empty_deque), new_empty=_new_empty_deque),
     set: SET,
     frozenset: FROZENSET,
-    types.MappingProxyType: Container(kind="mapping", flatten=items, unflatten=_unflatten_proxy, falls_to=dict),
+    types.MappingProxyType: Container(
+        kind="mapping", flatten=flatten_mapping, unflatten=_unflatten_proxy, falls_to=dict
+    ),
     arrow.Table: Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict),
     collections.ChainMap: Container(kind="record", flatten=_flatten_chain, unflatten=_unflatten_chain),
 }

@@ -14,18 +14,13 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
-from dlx._registry.array_like import refusal, remedy
+from dlx._registry.array_like import refusal
 from dlx._support.reflect import module_of, type_name
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, tensor_info
 from dlx.adapter.declarations import Arrays, Blocker, Capabilities, FastPath, Layout, StreamSupport
 from dlx.adapter.files import file_handler
 from dlx.errors import ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
-
-__all__ = [
-    "ARROW", "ARROW_TARGET", "BUFFER", "CAPSULE", "CUDA_INTERFACE", "DLPACK", "EXCHANGE", "INTERFACE", "TENSOR",
-    "Deferred", "Described",
-]  # fmt: skip
 
 
 class Described(Adapter):
@@ -139,7 +134,7 @@ class DLPackAdapter(Adapter):
         return ArrayInfo(self.name, type_name(type(obj)), device=device, protocols=("__dlpack__",))
 
 
-def _interface_tensor(obj: Any) -> Tensor:
+def _interface_tensor(obj: Any, *, stream: int | None = None) -> Tensor:
     return memory.array_interface(obj, obj.__array_interface__)
 
 
@@ -153,9 +148,7 @@ class InterfaceAdapter(Described):
         subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
         export=_interface_tensor,
     )
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return _interface_tensor(obj)
+    export = staticmethod(_interface_tensor)
 
 
 def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:
@@ -202,7 +195,6 @@ class BufferAdapter(Described):
 
     name = "buffer"
     protocols = ("buffer",)
-    arrays = Arrays(root_only=True)
     fast_path = FastPath(
         types=(
             "builtins.bytes",
@@ -221,8 +213,8 @@ class BufferAdapter(Described):
         try:
             return memory.buffer(obj)
         except DlxError as error:
-            if refusal(type(obj)):  # a list of tensors: it says that it has a buffer, and gives none
-                error.complete(fix=remedy(type(obj)))
+            if (refused := refusal(type(obj))) is not None:  # a list of tensors, which says that it has a buffer
+                error.complete(fix=refused.fix)
             raise
 
 

@@ -14,20 +14,13 @@ from typing import Any
 
 from dlx._support.reflect import derives, type_name
 from dlx.adapter.declarations import Container
+from dlx.adapter.files import flatten_mapping
 from dlx.errors import ConversionError
-
-__all__ = ["abstract_handler", "attributes", "unflatten_set", "elements", "items", "record_handler", "subclass_handler"]
 
 
 def elements(obj: Any) -> tuple[None, list[Any]]:
     """Flatten a container whose children have positions and no keys."""
     return None, list(obj)
-
-
-def items(obj: Any) -> tuple[list[Any], list[Any]]:
-    """Flatten a mapping by its own ``keys`` and ``__getitem__``."""
-    keys = list(obj.keys())
-    return keys, [obj[key] for key in keys]
 
 
 def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
@@ -75,10 +68,7 @@ def _base(kind: type) -> Any:
 
 
 def _copied(base: Any, obj: Any) -> Any:
-    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept.
-
-    Its constructor is not called, since it may take anything: what it has made is copied.
-    """
+    """Return a shallow copy of a subclass of a mutable built-in, without its constructor, which may take anything."""
     kind = type(obj)
     if base is None:
         new = copy.copy(obj)
@@ -187,7 +177,9 @@ def subclass_handler(kind: type) -> Container | None:
         base = _base(kind)
         unflatten, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
         if derives(kind, (dict, UserDict)):
-            return Container(kind="mapping", flatten=items, unflatten=unflatten, new_empty=new_empty, falls_to=dict)
+            return Container(
+                kind="mapping", flatten=flatten_mapping, unflatten=unflatten, new_empty=new_empty, falls_to=dict
+            )
         return Container(flatten=elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
     if issubclass(kind, set | frozenset):
         return Container(kind="set", flatten=elements, unflatten=unflatten_set)
@@ -255,10 +247,12 @@ def record_handler(kind: type) -> Container | None:
         new.__dict__.update(zip(keys, children, strict=True))
         return new
 
-    new_empty = None if frozen else bare
-    return Container(
-        kind="record", flatten=flatten_record, unflatten=unflatten_record, new_empty=new_empty, mutable=not frozen
-    )
+    return _record(flatten_record, unflatten_record, bare, frozen)
+
+
+def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Container:
+    new_empty = None if frozen else new_empty
+    return Container(kind="record", flatten=flatten, unflatten=unflatten, new_empty=new_empty, mutable=not frozen)
 
 
 def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
@@ -289,10 +283,7 @@ def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) 
 def _model_handler(kind: Any) -> Container:
     """Return the handler of a model of pydantic: its fields, and the extra ones; no validator and no default runs."""
     frozen = bool(getattr(kind, "model_config", {}).get("frozen"))
-    new_empty = None if frozen else _bare_model
-    return Container(
-        kind="record", flatten=_flatten_model, unflatten=_unflatten_model, new_empty=new_empty, mutable=not frozen
-    )
+    return _record(_flatten_model, _unflatten_model, _bare_model, frozen)
 
 
 def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
@@ -340,8 +331,7 @@ def _struct_handler(kind: Any) -> Container:
             fields[name].__set__(new, child)  # also where it is frozen
         return new
 
-    new_empty = None if frozen else copied
-    return Container(kind="record", flatten=flatten, unflatten=unflatten, new_empty=new_empty, mutable=not frozen)
+    return _record(flatten, unflatten, copied, frozen)
 
 
 _RECORDS: dict[str, Any] = {
@@ -365,10 +355,7 @@ def _without_init(kind: Any) -> Any:
 
 
 def bare(obj: Any) -> Any:
-    """Return a new object of the same class with the same attributes; no code of the class runs.
-
-    Values that a `functools.cached_property` has kept are left out: they were computed from the old attributes.
-    """
+    """Return an object of the same class and attributes; no code of the class runs, no cached property is kept."""
     kind: Any = type(obj)
     new = _without_init(kind)
     if hasattr(obj, "__dict__"):
@@ -397,32 +384,23 @@ def _slots(cls: type) -> list[str]:
 # ---- anything that is registered as a mapping or a sequence ----------------------------------------------------------
 
 
-class _Listing(list[Any]):
-    """Keys, with the children found under them; passed from `flatten` to `unflatten`."""
+class Keys(list[Any]):
+    """Keys, with what `unflatten` needs of `flatten`."""
 
-    children: list[Any]
-
-
-def _flatten_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
-    keys = _Listing(obj.keys())  # some iterate over something else (TensorDict: over its batches)
-    keys.children = [obj[key] for key in keys]
-    return keys, list(keys.children)
+    kept: Any
 
 
-def _flatten_sequence(obj: Any) -> tuple[list[Any], list[Any]]:
-    children = list(obj)
-    keys = _Listing(range(len(children)))
-    keys.children = children
-    return keys, list(children)
+def _flatten_unknown(obj: Any) -> tuple[list[Any], list[Any]]:
+    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else elements(obj)
+    keys = Keys(range(len(children)) if found is None else found)
+    keys.kept = list(children)
+    return keys, children
 
 
 def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Copy the whole object deeply, with every child replaced on the way; nothing is ever assigned to a copy.
-
-    A shallow copy may share its storage with the source (a class around a dict, a file), which must not be written to.
-    """
+    """Copy an object deeply, every child replaced on the way: a shallow copy may share its storage with the source."""
     memo: dict[int, Any] = {id(key): key for key in keys}
-    memo |= {id(old): child for old, child in zip(keys.children, children, strict=True)}
+    memo |= {id(old): child for old, child in zip(keys.kept, children, strict=True)}
     new = copy.deepcopy(obj, memo)
     found = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
     if type(new) is not type(obj) or found != keys:
@@ -434,18 +412,14 @@ def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any)
 
 def abstract_handler(kind: type) -> Container | None:
     """Return the handler of a type that is registered as a `Mapping` or `Sequence`, None for any other type."""
-    if derives(kind, Mapping):
-        return Container(
-            kind="mapping",
-            flatten=_flatten_mapping,
-            unflatten=_unflatten_unknown,
-            mutable=derives(kind, MutableMapping),
-            elements="fresh",
-            falls_to=dict,
-        )
-    if derives(kind, Sequence):
-        mutable = derives(kind, MutableSequence)
-        return Container(
-            flatten=_flatten_sequence, unflatten=_unflatten_unknown, mutable=mutable, elements="fresh", falls_to=list
-        )
-    return None
+    is_mapping = derives(kind, Mapping)
+    if not (is_mapping or derives(kind, Sequence)):
+        return None
+    return Container(
+        kind="mapping" if is_mapping else "sequence",
+        flatten=_flatten_unknown,
+        unflatten=_unflatten_unknown,
+        mutable=derives(kind, (MutableMapping, MutableSequence)),
+        elements="fresh",
+        falls_to=dict if is_mapping else list,
+    )

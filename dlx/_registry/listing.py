@@ -14,8 +14,6 @@ from dlx._support.text import one_line
 from dlx.adapter.base import Adapter, version_of
 from dlx.errors import PluginError
 
-__all__ = ["Adapters", "adapters"]
-
 
 @set_module("dlx")
 class Adapters(Shown, dict[str, Adapter]):

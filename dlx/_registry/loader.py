@@ -20,15 +20,9 @@ from dlx.adapter import hookspecs
 from dlx.adapter.base import Adapter
 from dlx.errors import PluginError
 
-__all__ = ["Loader"]
-
 
 class Loader:
-    """Finds plugins, loads each when it is first needed, and remembers those that are broken.
-
-    `changed` is called, under a lock, whenever one was loaded. Finding more changes no answer: who asks about a package
-    that has no plugin, or another one by ``DLX_LOAD_PLUGINS``, has them found first.
-    """
+    """Finds plugins, loads each when it is first needed and calls `changed` then, and remembers broken ones."""
 
     def __init__(self, built_in: Mapping[str, str], changed: Callable[[], None]) -> None:
         self._lock: threading.RLock | None = None

@@ -31,37 +31,24 @@ from dlx._core import native
 from dlx._core.types import Device, DType
 from dlx._protocols import arrow
 from dlx._registry import generic
-from dlx._registry.array_like import Refusal, refusal, remedy
-from dlx._registry.built_in import HANDLERS, LIST, TUPLE
-from dlx._registry.handlers import abstract_handler, record_handler, subclass_handler
-from dlx._registry.registry import HELD, not_inspected, registry
-from dlx._support.reflect import derives, foreign_error, is_key, module_of, type_name
+from dlx._registry.array_like import Refusal, explain, refusal
+from dlx._registry.built_in import HANDLERS
+from dlx._registry.built_in import LIST as LIST
+from dlx._registry.built_in import TUPLE as TUPLE
+from dlx._registry.handlers import Keys, abstract_handler, record_handler, subclass_handler
+from dlx._registry.registry import HELD, NOT_INSPECTED, registry
+from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
 
-__all__ = ["ARROW", "LIST", "PLAIN", "TUPLE", "VIEW", "Kind", "adapter_of", "is_built_in", "kind", "look"]
-__all__ += ["ASKED", "not_an_array", "source", "unwrap"]
-
 
 class Kind(NamedTuple):
-    """What is known of a type, or of one object.
+    """What is known of a type, or of one object."""
 
-    Attributes
-    ----------
-    adapter
-        The adapter of such arrays: one that lists the type, or that of a protocol which the object implements.
-    handler
-        How such containers are taken apart and made.
-    verdict
-        ``"container"``; ``"array"``; ``"plain"``: it passes through a tree; ``"refused"``: by name, unless an object
-        implements a protocol; ``"unknown"``: each object must be asked.
-    refusal
-        Why objects without a protocol are refused.
-    """
-
-    adapter: Adapter | None
+    adapter: Adapter | None  # one that lists the type, or that of a protocol which the object implements
     handler: Container | None
+    # plain: it passes through a tree; refused: unless an object implements a protocol; unknown: each object is asked
     verdict: Literal["container", "array", "plain", "refused", "unknown"]
     refusal: Refusal | None = None
 
@@ -76,23 +63,17 @@ class Kind(NamedTuple):
 # ---- exact types, and protocols --------------------------------------------------------------------------------------
 
 
-class _Recipe(list[Any]):
-    """Keys, with the function that came with the children; passed from `flatten` to `unflatten`."""
-
-    rebuild: Any
-    named: bool
-
-
 def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
-    keys = _Recipe(children) if named else _Recipe(range(len(children)))
-    keys.rebuild, keys.named = rebuild, named
+    keys = Keys(children if named else range(len(children)))
+    keys.kept = rebuild, named
     return keys, list(children.values()) if named else list(children)
 
 
 def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    return keys.rebuild(dict(zip(keys, children, strict=True)) if keys.named else children)
+    rebuild, named = keys.kept
+    return rebuild(dict(zip(keys, children, strict=True)) if named else children)
 
 
 OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
@@ -100,10 +81,20 @@ OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 # A lazy view stands for its source, or for the part of it that a slice shows.
 VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
 
+
+def _open_arrow(obj: Any) -> tuple[None, list[Any]]:
+    try:
+        return None, [arrow.opened(obj)]
+    except DlxError as error:  # pandas and xarray need pyarrow for it
+        error.complete(fix=explain(type(obj)).fix)
+        raise
+
+
 # What gives out Arrow data: only that shows whether it is a table, whose columns become a dict, or a column.
-ARROW = Container(kind="wrapper", flatten=lambda obj: (None, [arrow.opened(obj)]))
+ARROW = Container(kind="wrapper", flatten=_open_arrow)
 
 PLAIN = Kind(None, None, "plain")
+NOT_TAKEN_APART = "the container cannot be taken apart:"
 ASKED = ("unknown", "refused")
 """Verdicts of types whose objects are asked."""
 _UNKNOWN = Kind(None, None, "unknown")
@@ -135,13 +126,7 @@ _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "u
 
 
 def kind(cls: type) -> Kind:
-    """Return what is known of an exact type. Looked up once per type.
-
-    Raises
-    ------
-    PluginError
-        If the adapter that knows the type is broken.
-    """
+    """Return what is known of an exact type. Looked up once per type."""
     if not (type(cls) is type or is_key(cls)):
         return _classify_safely(cls)
     found: Kind | None = _EXACT.get(cls)
@@ -159,23 +144,9 @@ def kind(cls: type) -> Kind:
 
 
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
-    """Return what an object is; only if its type cannot tell, the object is asked.
+    """Return what an object is; the object is asked only if its type cannot tell.
 
-    Parameters
-    ----------
-    obj
-        Any object.
-    strict
-        Whether what is neither array, container nor plain data is refused; None: not even what is refused by name.
-    found
-        What `kind` returns for its type, if it was asked already.
-
-    Raises
-    ------
-    AdapterNotFoundError
-        If it is refused.
-    PluginError
-        If the adapter that knows its type is broken.
+    `strict`: whether to refuse what is neither array, container nor plain data; None refuses nothing, not even by name.
     """
     if found is None:
         found = kind(type(obj))
@@ -191,7 +162,7 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
     except Exception:  # an object whose attributes raise is of no known kind
         found = _UNKNOWN
     if found.refusal is not None and strict is not None:
-        raise found.refusal.error(type(obj))
+        raise found.refusal.error()
     if strict and found.verdict == "unknown" and not _has_buffer(obj):
         why = "it is neither array, container nor plain data (strict=True)"
         raise AdapterNotFoundError(why, source=type_name(type(obj)), option=(("strict", None),))
@@ -199,22 +170,7 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
 
 
 def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adapter]:
-    """Return the array that an object is or stands for, as a DataArray of xarray stands for its data, and its adapter.
-
-    Parameters
-    ----------
-    obj
-        Any object that `dlx.convert` takes for one array.
-    found
-        What `kind` returns for its type, if it was asked already.
-    parts
-        They complete the error.
-
-    Raises
-    ------
-    DlxError
-        If it is not one array, or cannot be read.
-    """
+    """Return the array that an object is or stands for (as a DataArray of xarray does), and its adapter."""
     if found is None:
         found = kind(type(obj))
     adapter = _adapter(obj, found)
@@ -227,26 +183,19 @@ def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adap
 
 
 def adapter_of(obj: Any) -> Adapter | None:
-    """Return the adapter of an object that is an array, a buffer included; None for any other object.
-
-    Raises
-    ------
-    PluginError
-        If the plugin that should know its type is broken.
-    AdapterNotFoundError
-        If its type cannot be looked at.
-    """
+    """Return the adapter of an object that is an array, a buffer included; None for any other object."""
     return _adapter(obj, kind(type(obj)))
 
 
 def _adapter(obj: Any, found: Kind) -> Adapter | None:
-    adapter = registry.owner(type(obj)) if found is _RAISES else found.adapter
     try:
+        adapter = registry.owner(type(obj)) if found is _RAISES else found.adapter
         return adapter or _by_protocol(obj) or (generic.BUFFER if _has_buffer(obj) else None)
     except DlxError:
         raise
     except Exception as error:
-        raise not_inspected(type(obj), error) from error
+        name = type_name(type(obj))
+        raise foreign_error(NOT_INSPECTED, error, AdapterNotFoundError, source=name, fix=HELD) from error
 
 
 def is_built_in(cls: type) -> bool:
@@ -284,7 +233,7 @@ def _classify(cls: type) -> Kind:
     if handler is not None and handler.kind != "leaf":
         return Kind(adapter, handler, "container")
     if adapter is not None:
-        return Kind(adapter, None, "plain" if adapter.arrays.root_only else "array")
+        return Kind(adapter, None, "array" if handler is None else "plain")
     if derives(cls, _LEAVES) or module_of(cls).partition(".")[0] in _PLAIN_MODULES:
         return PLAIN
     refused = refused or refusal(cls)
@@ -300,10 +249,7 @@ def _speaks(cls: type) -> bool:
 
 
 def _by_protocol(obj: Any) -> Adapter | None:
-    """Return the adapter of the first protocol of arrays that an object implements, plain buffers left out.
-
-    ``__array__`` alone is never used: it may copy or move without saying.
-    """
+    """Return the adapter of an object's first protocol; never ``__array__``, which may copy or move without saying."""
     cls = type(obj)
     if hasattr(cls, "__dlpack__"):
         return generic.DLPACK
@@ -345,24 +291,21 @@ def _has_buffer(obj: Any) -> bool:
 
 def unwrap(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
     """Return what a wrapper stands for, or any other object itself, and its handler if that is a container."""
-    inside, handler = obj, kind(type(obj)).handler
     try:
+        inside, handler = obj, kind(type(obj)).handler
         while handler is not None and handler.kind == "wrapper":
             _, (inside,) = handler.flatten(inside)
             handler = kind(type(inside)).handler
         return inside, handler
-    except DlxError as error:
-        error.complete(source=type_name(type(obj)), fix=remedy(type(obj)), **parts)
-        raise
-    except Exception as error:
-        what = "the container cannot be taken apart:"
-        raise foreign_error(what, error, source=type_name(type(obj)), **parts) from error
+    except Exception:
+        with foreign_errors(NOT_TAKEN_APART, source=type_name(type(obj)), **parts):
+            raise
 
 
 def not_an_array(obj: Any) -> DlxError:
     """Return the error for an object that is no array."""
     name = type_name(type(obj))
-    broken = registry.broken_for(type(obj))
+    broken = registry.broken_for(packages_of(type(obj)))
     if broken is not None:
         return broken.complete(source=name)
     reason = "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
@@ -372,14 +315,14 @@ def not_an_array(obj: Any) -> DlxError:
         reason = "it is a container, and one array is needed"
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
+        fix = HELD if "." in name else "Give an array, or an object with a buffer such as bytes."
         try:
-            if (refused := refusal(type(obj))) is not None:
-                return refused.error(type(obj))
-            fix = remedy(type(obj))
+            known = explain(type(obj))
+            if known.reason:
+                return known.error()
+            fix = known.fix or fix
         except MemoryError:
             raise
         except Exception:  # a class that raises when it is looked at
-            fix = ""
-        in_python = module_of(type(obj)) == "builtins"
-        fix = fix or ("Give an array, or an object with a buffer such as bytes." if in_python else HELD)
+            pass
     return AdapterNotFoundError(reason, source=name, fix=fix)

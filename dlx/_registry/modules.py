@@ -24,8 +24,6 @@ from dlx.adapter.base import Adapter, Description, DTypes, over_memory
 from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
 
-__all__ = ["INSTALL", "ModuleAdapter", "import_framework", "importable", "is_missing", "probed"]
-
 INSTALL = {"array_api_strict": "array-api-strict", "dpnp": "dpnp", "ndonnx": "ndonnx"}
 """Modules that are known to have ``from_dlpack`` -> what pip calls them."""
 
@@ -61,14 +59,9 @@ class ModuleAdapter(Adapter):
 
 
 def importable(name: str) -> ModuleType | None:
-    """Return the module of a name that is imported already, or is known in `INSTALL`; None where there is none.
+    """Return the module of a name that is imported already, or is known in `INSTALL`; None if there is none.
 
     No other name is imported: it may be a mistyped one, and any module of the working folder would run.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is known, and fails to import or is not there.
     """
     root = name.partition(".")[0]
     if name in sys.modules and root not in sys.stdlib_module_names and root != "__main__":
@@ -92,13 +85,7 @@ def is_missing(package: str, error: BaseException | None) -> bool:
 
 
 def import_framework(package: str, target: str, install: str) -> None:
-    """Import the package of a target; `install` is the command that installs it.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it fails to import or is not there.
-    """
+    """Import the package of a target; `install` is the command that installs it."""
     try:
         importlib.import_module(package)
     except MemoryError:
@@ -115,13 +102,7 @@ def import_framework(package: str, target: str, install: str) -> None:
 
 
 def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
-    """Return the adapter of a module with ``from_dlpack``, which is called some thirty times.
-
-    Raises
-    ------
-    AdapterNotFoundError
-        If it takes no array in host memory, or gives what cannot be read.
-    """
+    """Return the adapter of a module with ``from_dlpack``, which is called some thirty times."""
     probe = _Probe(module)
     dtypes = frozenset(name for name in _DTYPES if probe.takes(name))
     if not dtypes:

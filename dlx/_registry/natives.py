@@ -6,13 +6,12 @@ import sys
 from typing import Any
 
 from dlx._core import types
-from dlx._core.types import Device, DType
-from dlx._registry.registry import packages, registry
-from dlx._support.reflect import module_of
+from dlx._core.types import Device as Device
+from dlx._core.types import DType as DType
+from dlx._registry.registry import registry
+from dlx._support.reflect import module_of, packages
 from dlx.adapter.base import reads_natives
 from dlx.errors import DlxError
-
-__all__ = ["Device", "DType"]
 
 
 def _from_native(part: str, obj: Any) -> Any:

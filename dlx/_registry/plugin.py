@@ -33,25 +33,16 @@ from dlx.adapter.declarations import (
 from dlx.adapter.gradients import GradSupport
 from dlx.errors import DTypeError, PluginError
 
-__all__ = [
-    "BUILT_IN", "FRAMEWORKS", "OURS", "TRACING", "Plugin", "allowed", "checked", "discover", "error_of", "install_of",
-    "normalized", "own", "strict",
-]  # fmt: skip
-
 
 class Framework(NamedTuple):
     """What dlx knows of a framework that it has an adapter for, before that is loaded."""
 
     module: str
-    install: str
-    """What pip installs."""
-    names: tuple[str, ...] = ()
-    """Other names that users write, or root packages of its types."""
-    short: str = ""
-    """The name by which users import it; no target, but understood."""
+    install: str  # what pip installs
+    names: tuple[str, ...] = ()  # other names that users write, or root packages of its types
+    short: str = ""  # the name by which users import it; no target, but understood
     is_target: bool = True
-    is_traced: bool = False
-    """Whether its compiler traces Python code; `dlx._engine.traced` is made for one."""
+    is_traced: bool = False  # whether its compiler traces Python code; `dlx._engine.traced` is made for one
 
 
 FRAMEWORKS = {
@@ -123,10 +114,7 @@ def install_of(adapter: Adapter) -> str:
 
 
 def discover() -> list[Plugin]:
-    """Return the plugins in the entry points of other distributions; load none.
-
-    Two entries with one module, of one distribution, are one plugin.
-    """
+    """Return the plugins in entry points of other distributions; entries with one module are one plugin."""
     from importlib.metadata import entry_points  # 40 ms: only when something unknown turns up
 
     try:
@@ -144,10 +132,7 @@ def discover() -> list[Plugin]:
 
 
 def allowed() -> frozenset[str] | None:
-    """Return the distributions that ``DLX_LOAD_PLUGINS`` names, normalized; None, where it is not set: all are.
-
-    An empty value leaves out all but dlx's own adapters.
-    """
+    """Return the distributions that ``DLX_LOAD_PLUGINS`` names, normalized; None if it is not set: all are allowed."""
     words = os.environ.get("DLX_LOAD_PLUGINS")
     return None if words is None else frozenset(normalized(word) for word in words.split(",") if word.strip())
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import sys
 from abc import get_cache_token
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
 
@@ -24,31 +23,35 @@ from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, i
 from dlx._registry.suggest import describe_wrong, guess
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.locks import lock_of
-from dlx._support.reflect import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
+from dlx._support.reflect import (
+    TypeCache,
+    derives,
+    exception_text,
+    foreign_error,
+    foreign_errors,
+    is_key,
+    packages,
+    packages_of,
+    type_name,
+)
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError
 
-__all__ = ["HELD", "Registry", "registry"]
-
 HELD = "Convert an array that it holds."
 """What to do about an object that is no array."""
+NOT_INSPECTED = "its type cannot be looked at:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
+_NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
 _OWN: dict[str, Adapter] = {
     each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
 }  # targets without a plugin
 
 
 class Registry:
-    """Says which adapter knows a type, and which one a target names. Its `Loader` has the plugins.
-
-    Attributes
-    ----------
-    generation
-        Changes whenever a plugin is loaded, and what was cached about types and targets is dropped.
-    """
+    """Says which adapter knows a type, and which one a target names. Its `Loader` has the plugins."""
 
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
-        self.generation = 0
+        self.generation = 0  # changes whenever a plugin is loaded, and what was cached is dropped
         self._loader = Loader(built_in, self._forget)
         self._modules: dict[ModuleType, Adapter] = {}  # those that became targets, without a plugin
         self._packages: dict[Adapter, ModuleType] = {}  # what each adapter has looked at
@@ -118,10 +121,9 @@ class Registry:
             plugin.notes.append(sentence)
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
-        """Return an object that keeps a CUDA stream alive: a framework's current stream; None for others.
+        """Return an object that keeps a framework's current CUDA stream alive; None for other streams.
 
-        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more at
-        release, and must live until then.
+        A consumer passes the handle when it takes a `dlx.Tensor`; the stream is used once more at release.
         """
         device = Device(native.lib.kDLCUDA, device_id)
         borrowed = kept(Stream(device, handle))
@@ -143,41 +145,19 @@ class Registry:
     # ---- types ------------------------------------------------------------------------------------------------------
 
     def kinds(self) -> TypeCache[Any]:
-        """Return the answers of `lookup.kind`.
-
-        They are dropped when an adapter is loaded, a module imported, or a type registered with an abstract base class:
-        a framework may claim a type then.
-        """
+        """Return the answers of `lookup.kind`, dropped when a module or an abstract base class may claim a type."""
         n_modules, token, kinds = self._kinds
         if n_modules != len(sys.modules) or token != get_cache_token():
             _, _, kinds = self._kinds = len(sys.modules), get_cache_token(), TypeCache()
         return kinds
 
     def owner(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it; None if there is none.
-
-        Raises
-        ------
-        PluginError
-            If the plugin that should know the type is broken.
-        AdapterNotFoundError
-            If the type cannot be looked at.
-        """
-        try:
-            known = self.kinds().find(kind)
-            return self._find(kind) if known is None else known.adapter
-        except DlxError:
-            raise
-        except Exception as error:  # a type whose attributes raise
-            raise not_inspected(kind, error) from error
-
-    def _find(self, kind: type) -> Adapter | None:
-        loader, top = self._loader, module_of(kind).partition(".")[0]
-        foreign = top != "dlx" and top not in sys.stdlib_module_names  # ours have no plugin to be looked for
-        if foreign:
-            loader.has(top)
-        roots = {root for cls in kind.__mro__ for root in packages(module_of(cls))} & loader.plugins.keys()
-        needed = [loader.need(root) for root in sorted(roots)]
+        """Return the adapter that lists a type or a base of it; None if there is none."""
+        loader, roots = self._loader, packages_of(kind)
+        foreign = {root for root in roots if "." not in root} - _NO_PLUGINS
+        for root in foreign:
+            loader.has(root)
+        needed = [loader.need(root) for root in sorted(roots & loader.plugins.keys())]
         owner = self._owner(kind)
         if owner is None and foreign:
             # It may be registered as an array of a package that is imported, whose plugin is not loaded yet.
@@ -191,21 +171,17 @@ class Registry:
             raise error_of(broken[0])
         return owner
 
-    def broken_for(self, kind: type) -> PluginError | None:
-        """Return the error of a plugin for a type's package that cannot be used; None where there is none."""
-        roots = [*packages(module_of(kind))]
+    def broken_for(self, roots: Iterable[str]) -> PluginError | None:
+        """Return the error of a plugin for one of some packages that cannot be used; None if there is none."""
+        roots = sorted(roots)
         found = (self._loader.plugins.get(root) for root in roots)
         broken = (plugin for plugin in found if plugin is not None and plugin.broken is not None)
         error = next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
         return error or next(filter(None, map(self._misnamed, roots)), None)
 
     def _misnamed(self, root: str) -> PluginError | None:
-        """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``.
-
-        Its entry point may be named like the distribution: only then is it loaded here, as one for another package
-        that nobody asked for is not.
-        """
-        if root.partition(".")[0] in {"dlx", *sys.stdlib_module_names}:
+        """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``."""
+        if root.partition(".")[0] in _NO_PLUGINS:
             return None
         for name, plugin in list(self._loader.plugins.items()):
             owner = normalized(plugin.distribution)
@@ -236,10 +212,7 @@ class Registry:
             return ()
 
     def declared_handler(self, kind: type) -> Container | None:
-        """Return the handler that an adapter declares for a type or its nearest base; None if there is none.
-
-        The adapters of the type's package are loaded by `owner`.
-        """
+        """Return the handler that an adapter declares for a type or its nearest base; None if there is none."""
         self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
@@ -252,11 +225,7 @@ class Registry:
     # ---- targets ----------------------------------------------------------------------------------------------------
 
     def target(self, to: Any) -> Target:
-        """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`.
-
-        Raises `AdapterNotFoundError` where there is no such target, `FrameworkNotInstalledError` where its framework
-        is not there or fails to import, `PluginError` where its plugin is broken.
-        """
+        """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`."""
         targets, kind = self._targets, to if isinstance(to, type) else None
         cacheable = type(to) in (str, ModuleType) or (kind is not None and is_key(kind))
         if cacheable and (known := targets.get(to)):
@@ -273,7 +242,8 @@ class Registry:
 
     def _by_type(self, kind: type) -> Target:
         """Return the target that makes arrays of a type."""
-        adapter = self.owner(kind)
+        with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(kind)):
+            adapter = self.owner(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # what `load` makes
@@ -364,17 +334,6 @@ class Registry:
         self._loader.scan()
         sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
-
-
-def not_inspected(kind: type, cause: Exception) -> DlxError:
-    """Return the error for an object of a type whose attributes raise."""
-    what = "its type cannot be looked at:"
-    return foreign_error(what, cause, AdapterNotFoundError, source=type_name(kind), fix=HELD)
-
-
-def packages(module: str) -> Iterator[str]:
-    """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    return itertools.accumulate(module.split("."), "{}.{}".format)
 
 
 def _import(adapter: Adapter) -> None:

@@ -10,8 +10,6 @@ from dlx._support.keywords import UNCHANGED
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError, did_you_mean
 
-__all__ = ["describe_wrong", "guess"]
-
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 
 

@@ -11,47 +11,17 @@ from dlx._core import native
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor
 from dlx._core.types import DType
-from dlx._support.reflect import foreign_error, type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import EXTENTS, Capabilities
-from dlx.errors import DlxError
-
-__all__ = ["Target", "is_committed", "target_of"]
 
 
 class Target:
-    """A consumer. Made once for each name, module or array type that users write, and kept.
+    """A consumer: made once for each name, module or array type that users write.
 
-    Parameters
-    ----------
-    adapter
-        The adapter that loads.
-    capabilities
-        What it takes, known issues applied.
-    source
-        The adapter that knows its arrays as sources: `adapter` itself, or that of which it is a variant.
-    kind
-        The array type that was asked for; None: any of the framework.
+    `source` knows its arrays: `adapter` itself, or the one of which it is a variant; `kind` is the array type that was
+    asked for, or None.
     """
-
-    __slots__ = (
-        "_places",
-        "_struct",
-        "_variants",
-        "adapter",
-        "address",
-        "arrays",
-        "capabilities",
-        "decisions",
-        "kind",
-        "name",
-        "request",
-        "source",
-        "storage",
-        "switches",
-        "varies",
-        "word",
-    )
 
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
@@ -135,12 +105,8 @@ def is_committed(source: Adapter, obj: Any) -> bool:
     """Return whether an array stays on its device, see `Placement`."""
     if source.placement is None:
         return True
-    try:
+    with foreign_errors(f"{source.name} failed:", source=type_name(type(obj))):
         return source.placement.is_committed(obj)
-    except (DlxError, MemoryError):
-        raise
-    except Exception as error:
-        raise foreign_error(f"{source.name} failed:", error, source=type_name(type(obj))) from error
 
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from dlx._support.module import set_module
@@ -16,7 +18,8 @@ from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
 
 __all__ = [
     "MAX_MESSAGE", "TypeCache", "class_name", "cut", "derives", "exception_text", "find_in", "first_line",
-    "foreign_error", "is_key", "message_of", "module_of", "safe_repr", "type_name",
+    "foreign_error", "foreign_errors", "is_key", "message_of", "module_of", "packages", "packages_of",
+    "safe_repr", "type_name",
 ]  # fmt: skip
 
 MAX_MESSAGE = 1000
@@ -96,6 +99,22 @@ def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = Con
     return error
 
 
+class foreign_errors:  # noqa: N801
+    """A context that raises `foreign_error` for what foreign code raises in it, and completes errors of dlx."""
+
+    def __init__(self, what: str, kind: type[DlxError] = ConversionError, **parts: Any) -> None:
+        self._what, self._kind, self._parts = what, kind, parts
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DlxError):
+            error.complete(**self._parts)
+        elif isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise foreign_error(self._what, error, self._kind, **self._parts) from error
+
+
 # ---- classes ---------------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +127,16 @@ def module_of(kind: type) -> str:
     except (AttributeError, TypeError):
         return ""
     return module if type(module) is str else ""
+
+
+def packages(module: str) -> Iterator[str]:
+    """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
+    return accumulate(module.split("."), "{}.{}".format)
+
+
+def packages_of(kind: type) -> frozenset[str]:
+    """Return the packages, and those above them, that a class and its bases come from."""
+    return frozenset(each for cls in kind.__mro__ if cls is not object for each in packages(module_of(cls)))
 
 
 @set_module("dlx.adapter")

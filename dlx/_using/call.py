@@ -13,26 +13,9 @@ from dlx._using.inputs import Inputs
 from dlx._using.outputs import Caller, Outputs
 from dlx.errors import DlxError
 
-__all__ = ["Invocation"]
-
 
 class Invocation:
-    """One call of a decorated function.
-
-    Parameters
-    ----------
-    spec, args, options
-        The function, and what it is called with.
-
-    Attributes
-    ----------
-    args, options
-        What the function is passed.
-    work
-        The streams of the call.
-    sent, returned
-        ``sent(value)`` converts what a generator is sent, ``returned(value)`` a result.
-    """
+    """One call of a decorated function; `args` and `options` are what the function is passed."""
 
     def __init__(self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         inputs: Any = None
@@ -70,13 +53,7 @@ class Invocation:
                 raise
 
     def write_back(self) -> None:
-        """Write what the function wrote to copies into the caller's arrays.
-
-        Raises
-        ------
-        ReadOnlyError
-            If one of those cannot be written to, or one write would overwrite another.
-        """
+        """Write what the function wrote to copies into the caller's arrays."""
         self._writes.back()
 
 

@@ -14,7 +14,6 @@ from dlx._engine.request import Request, check_flags, request_of
 from dlx._engine.traced import leave_out
 from dlx._registry.plugin import TRACING
 from dlx._support.late import Late
-from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
@@ -25,14 +24,11 @@ if TYPE_CHECKING:
 else:
     gradients = Late("dlx._using.gradients")
 
-__all__ = ["using"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @public
-@set_module("dlx")
 def using(
     to: Target,
     *,

@@ -15,8 +15,6 @@ from dlx.adapter.base import Adapter
 if TYPE_CHECKING:
     from dlx._engine.tree import Tree
 
-__all__ = ["FunctionSpec", "Place", "fast_name", "tracked", "wrapping"]
-
 Place = tuple[str, tuple[Any, ...]]
 """Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
 
@@ -86,16 +84,13 @@ class FunctionSpec:
         return name in self.writes or (self.options in self.writes and name not in self.by_name)
 
     def written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
-        """Return what is in the parameters that are declared to be written to, of a tree of (args, options).
-
-        The addresses of the arrays, and (path, object) of the plain buffers, which pass through.
-        """
+        """Return the addresses of arrays, and (path, buffer) of buffers, in the parameters that are written to."""
         arrays: set[int] = set()
         buffers: list[tuple[tuple[Any, ...], Any]] = []
         if not self.writes:
             return arrays, buffers
         nodes, met = list(tree.nodes()), set()
-        (_, args), (_, options) = tree.entries(0)
+        args, options = nodes[0][-1].values()
         spots = [(args, i) for i in range(len(nodes[args][3])) if self.is_written(i + self.skipped)]
         spots += [(options, i) for i, name in enumerate(nodes[options][2] or ()) if self.is_option_written(name)]
         for number, i in spots:

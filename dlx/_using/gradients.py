@@ -38,8 +38,6 @@ from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-__all__ = ["CompiledCalls", "differentiated"]
-
 MAX_KNOWN = 64  # structures of arguments whose derivatives are kept of one function
 _NUMBERS = frozenset({int, float, complex})
 _PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}
@@ -49,15 +47,7 @@ Like = Callable[[Sequence[Any]], Specs]
 
 
 def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Call a function as a step of what its caller's framework differentiates; NotImplemented where that does not.
-
-    Raises
-    ------
-    ConversionError
-        If several frameworks record what becomes of their arguments, or one has no gradients for others.
-    DlxError
-        If an argument or a result cannot be converted.
-    """
+    """Call a function as a step of what its caller's framework differentiates; NotImplemented where that does not."""
     request = spec.request()
     tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, located=spec.parameter))
     caller = _recording(tree, request.target)
@@ -73,13 +63,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
 
 
 def _recording(tree: Tree, target: Framework) -> Adapter | None:
-    """Return the framework that records arguments and gets their gradients; None if only the function's does, or none.
-
-    Raises
-    ------
-    ConversionError
-        If several record, or gradients cannot be had.
-    """
+    """Return the framework that records arguments; None if only the function's does, or none; raise if several do."""
     pairs = zip(tree.sources, tree.arrays, strict=True)
     callers = {source.name: source for source, array in pairs if tracked(source, array)}
     if not callers.keys() - {target.source.name}:
@@ -104,22 +88,7 @@ def _lacking(reason: str, target: str) -> ConversionError:
 
 
 class RecordedCall:
-    """A call as a step that its caller's framework records: flat, with that framework's arrays as operands.
-
-    It outlives the call, and keeps no operand.
-
-    Parameters
-    ----------
-    spec, function, request
-        The function, and the options of the way in.
-    tree, caller
-        The arguments but `kept`, which are passed as they are, and the adapter that records some of them.
-
-    Attributes
-    ----------
-    operands, result
-        Numbers of the arrays that the caller's framework gives, and the containers of the result.
-    """
+    """A call that its caller's framework records: flat, with that framework's arrays as operands; it keeps none."""
 
     def __init__(
         self, spec: FunctionSpec, function: Any, request: Request, tree: Tree, caller: Adapter, kept: tuple[Any, ...]
@@ -192,10 +161,7 @@ class _Mark:
 
 
 def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
-    """Return the containers of a tree around marks: operations outlive their calls.
-
-    Containers that refuse marks are kept as they are.
-    """
+    """Return the containers of a tree around marks, since operations outlive calls; or as they are."""
     try:
         return tree.rebuild([_Mark(tuple(getattr(array, "shape", ()))) for array in tree.arrays], target)
     except DlxError:
@@ -216,13 +182,7 @@ def _abstract(value: Any, caller: Adapter) -> Any:
 
 
 class _Result:
-    """The containers of a function's result, without its arrays.
-
-    Parameters
-    ----------
-    caller
-        Name of the framework that gets the result.
-    """
+    """The containers of a function's result, without its arrays."""
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
@@ -263,23 +223,7 @@ class _Result:
 
 
 class DifferentiableFunction:
-    """An `Operation` of a caller's framework over a function of another one.
-
-    Parameters
-    ----------
-    function
-        Takes arrays of its framework, and returns a list of arrays.
-    request
-        The options of `dlx.using`, for the way in.
-    inner
-        How the function's framework differentiates.
-    caller
-        The adapter of the caller's framework.
-    located
-        Root and path of each argument, for errors.
-    like
-        ``like(arrays)`` gives shape and dtype of each result, where they are known beforehand.
-    """
+    """An `Operation` of a caller's framework over a function of another one, which returns a list of arrays."""
 
     def __init__(
         self,
@@ -397,10 +341,7 @@ class DifferentiableFunction:
         return [_moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
 
     def _outside(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
-        """Return results as arrays of another framework; `inside` is what the function got.
-
-        Those that share memory with an argument or another result are copied: the caller may write to one of them.
-        """
+        """Return results as arrays of another framework, copied if one shares memory with another, or with `inside`."""
         try:
             made = [FAST_PATH(each, to, detach=True, readonly=self._readonly) for each in results]
             if self._may_meet and _meet(made, inside):
@@ -460,13 +401,7 @@ class CompiledCalls:
         self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> it, and how it is treated
 
     def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Call the function.
-
-        Raises
-        ------
-        DlxError
-            If an argument or a result cannot be converted.
-        """
+        """Call the function."""
         if self._generation != registry.generation:
             self._renew()
         compiled = self._compiled
@@ -572,17 +507,7 @@ def _filled(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) 
 
 
 class CompiledCall(DifferentiableFunction):
-    """The operation of one call.
-
-    Attributes
-    ----------
-    vjp_of
-        The compiled derivative.
-    parts, operands
-        The arrays of the function's framework, and the numbers of those that the caller gives.
-    structure
-        Of the results, once the function has run.
-    """
+    """The operation of one call."""
 
     vjp_of: Callable[..., Any]
     parts: list[Any]

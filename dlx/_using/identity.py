@@ -20,8 +20,6 @@ from dlx._views.base import name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 
-__all__ = ["CallTree", "Identity"]
-
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 
@@ -52,24 +50,11 @@ class CallTree(Tree):
 
 
 class Identity:
-    """The arrays and containers that were passed to a function, and the caller's own object for each.
-
-    Parameters
-    ----------
-    kept
-        Arguments that were passed as they are.
-    target
-        The function's framework. If it wraps an array anew on each access, an array is known by what it wraps.
-
-    Attributes
-    ----------
-    recorded
-        Where an argument is that the function's framework records for gradients; None if there is none.
-    """
+    """The arrays and containers that were passed to a function, and the caller's own object for each."""
 
     def __init__(self, kept: tuple[Any, ...], target: Target) -> None:
         self.kept = kept
-        self.recorded: Place | None = None
+        self.recorded: Place | None = None  # an argument that the function's framework records
         self._arrays: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, its keys and children
         self._source, self._wrapping = target.source, wrapping(target)
@@ -140,15 +125,7 @@ class Identity:
         return id(container) in self._containers
 
     def own_container(self, target: Target | None, container: Any, keys: Any, children: list[Any]) -> Any:
-        """Return the caller's own container for one that was passed, if it holds the caller's own children; else None.
-
-        Parameters
-        ----------
-        target
-            As in `stays`.
-        container, keys, children
-            What the function returned, and the results of what it holds.
-        """
+        """Return the caller's container for one that was passed, if it holds the caller's own children; else None."""
         passed, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
         if passed is not container or len(old) != len(children):
             return None

@@ -21,8 +21,6 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, DlxError
 
-__all__ = ["Inputs"]
-
 Located = Callable[[tuple[Any, ...]], Place]
 
 

@@ -25,8 +25,6 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, path_text
 
-__all__ = ["Caller", "Outputs", "Views"]
-
 
 class Caller(NamedTuple):
     """The framework of results, their device, and whether they are committed to it, as an argument is."""
@@ -126,10 +124,7 @@ class Outputs:
         return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
 
     def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
-        """Convert a container, or an array wrapped in one.
-
-        Without a request only arrays that were passed in are replaced, by the caller's own.
-        """
+        """Convert a container, or an array wrapped in one; without a request only put the caller's own arrays back."""
         identity, target = self._identity, self._inside.target if request is None else request.target
         failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self._inside.target.adapter.package, None if request is None else False

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dlx._engine.fast_path import flatten_once, other_kind, source_of
+from dlx._engine.fast_path import flatten_once, source_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
+from dlx._registry.built_in import HANDLERS
 from dlx._registry.registry import registry
 from dlx._support.late import Late
 from dlx._support.reflect import is_key
@@ -23,9 +24,6 @@ from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 from dlx.typing import READONLY
 
-__all__ = ["MAX_KNOWN", "plan_of"]
-
-_PLAIN: dict[Any, Any] = {kind: other_kind(kind)["parts"][1] for kind in (list, dict)}
 identities: Any = Late("dlx._using.identity")  # both loaded with the first result that needs more
 outputs: Any = Late("dlx._using.outputs")
 MAX_KNOWN = 64  # types whose kinds are kept of one function
@@ -73,7 +71,7 @@ class _Kinds:
         source = None
         try:
             source = source_of(kind) if is_key(kind) else None  # first: a change meanwhile is seen at the next call
-            found = self._find(kind)
+            found = self._find(kind, source)
         except (DlxError, MemoryError):
             raise
         except Exception:  # a class that raises when it is looked at
@@ -86,7 +84,7 @@ class _Kinds:
             self.known[kind] = found, source
         return found
 
-    def _find(self, kind: type) -> Any:
+    def _find(self, kind: type, source: Any) -> Any:
         found = lookup.kind(kind)
         what = found.part
         if isinstance(what, Adapter):
@@ -98,9 +96,10 @@ class _Kinds:
         if isinstance(what, Container) and what.holds == self._target.name and what.falls_to is not None:
             once = functools.partial(flatten_once, what.flatten, what.identity)
             flatten = what.flatten if what.identity is None else once
-            return flatten, _PLAIN[what.falls_to], True, True
-        other = other_kind(kind)
-        return {"passes": None, "looks": ..., "rule": other.get("parts")}.get(other["what"], False)
+            return flatten, HANDLERS[what.falls_to].unflatten, True, True
+        if source is not None and source.what == "rule":
+            return source.adapter.flatten, source.adapter.unflatten, source.adapter.mutable
+        return {"passes": None, "looks": ...}.get(source and source.what, False)
 
     def _of_array(self, kind: type, adapter: Adapter) -> Any:
         is_inside = adapter is self._target.source

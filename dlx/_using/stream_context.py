@@ -17,22 +17,10 @@ from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-__all__ = ["Work", "working"]
-
 
 @contextlib.contextmanager
 def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
-    """Set a framework's current streams, one for each device; restore the previous ones on exit.
-
-    A framework whose current stream cannot be set keeps its own: its arrays are ordered as any others.
-
-    Parameters
-    ----------
-    adapter
-        The framework's.
-    streams
-        Device -> stream.
-    """
+    """Set a framework's current streams, one for each device, if it lets dlx set them; restore them on exit."""
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_streams(streams.values()))
@@ -47,49 +35,24 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
 class Work:
     """The streams that one call of a function works on, and the streams that wait for it.
 
-    The function's framework is set to the stream that its callers work on, device by device, so that nothing has to be
-    ordered. It stays on its own where it has arrays among the arguments itself, where callers work on several streams,
-    and where it cannot be set; then its callers' streams wait for it, since it may have read or written their memory.
-
-    Parameters
-    ----------
-    target
-        The function's framework.
-    stream
-        The stream that the caller passed instead; for every device that an argument is on.
-
-    Attributes
-    ----------
-    streams
-        What its current stream is set to, for each device.
-    stays
-        Whether results stay arrays of the framework, on the stream that was current before.
+    The function's framework works on its callers' stream, device by device, so that nothing has to be ordered. It
+    keeps its own if it has arrays among the arguments itself, if callers work on several streams, or if it cannot be
+    set; then its callers' streams wait for it.
     """
 
     _nothing = contextlib.nullcontext()  # of the class, since a module is emptied before the last generator is closed
 
     def __init__(self, target: Target, stream: Any = None) -> None:
         self.target, self._asked = target, stream
-        self.streams: dict[Device, Stream] = {}
-        self.stays = False
+        self.streams: dict[Device, Stream] = {}  # what its current stream is set to
+        self.stays = False  # whether results stay its arrays, on the stream that was current before
         self._callers: dict[Device, set[Stream]] = {}
         self._own: set[Device] = set()
         self._seen: set[Device] = set()
         self._inside = False
 
     def look(self, arrays: Iterable[tuple[Adapter, Any]]) -> None:
-        """Record which framework's arrays are on which CUDA device; nothing is exported.
-
-        Parameters
-        ----------
-        arrays
-            Adapters and arrays of theirs, all arguments of a call. Their order does not matter.
-
-        Raises
-        ------
-        StreamError
-            If the caller passed something that is no stream.
-        """
+        """Record which framework's arrays are on which CUDA device; nothing is exported."""
         if is_unordered(self._asked):
             return
         syncs = StreamSync(self.target)
@@ -129,13 +92,7 @@ class Work:
         return working(self.target.adapter, self.streams) if self.streams else self._nothing
 
     def step(self) -> AbstractContextManager[None]:
-        """Set and order the streams for a whole call, or for the code between two awaits or yields.
-
-        Raises
-        ------
-        StreamError
-            If a graph capture would be broken by ordering the streams.
-        """
+        """Set and order the streams for a whole call, or for the code between two awaits or yields."""
         return self._nothing if self._inside or not self._callers else self._step()
 
     @contextlib.contextmanager

@@ -21,8 +21,6 @@ from dlx._using.function_spec import FunctionSpec
 from dlx._using.plan import plan_of
 from dlx.adapter.base import Adapter
 
-__all__ = ["wrap_async_generator", "wrap_coroutine", "wrap_function", "wrap_generator"]
-
 calls: Any = Late("dlx._using.call")  # loaded with the first call that is not made in C
 TRIES = 3  # an adapter that is loaded for a call makes it start again
 

@@ -10,16 +10,14 @@ from dlx._api.shares_memory import collision
 from dlx._engine.batch import Batch, not_writable
 from dlx._engine.executor import mark_written
 from dlx._engine.request import request_of
-from dlx._engine.sources import adapter_failed
+from dlx._engine.sources import adapter_call
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import Place
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import WriteTracking
-from dlx.errors import DlxError, ReadOnlyError, path_text
-
-__all__ = ["Writes"]
+from dlx.errors import ReadOnlyError, path_text
 
 
 @dataclass
@@ -34,13 +32,7 @@ class PassedArray:
 
 
 class Writes:
-    """The arrays of one call whose writes may have to be written back.
-
-    Parameters
-    ----------
-    target
-        The function's framework.
-    """
+    """The arrays of one call whose writes may have to be written back."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -58,12 +50,8 @@ class Writes:
         if declared and not _writable(old):
             raise not_writable().complete(source=type(old).__name__, target=self.target.name, root=at[0], path=at[1])
         guarded = self._tracking.guarded
-        try:
+        with adapter_call(self.target.adapter, target=self.target.name, root=at[0], path=at[1]):
             new = new if guarded is None else guarded(new, declared)
-        except (DlxError, MemoryError):
-            raise
-        except Exception as error:
-            raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
         self._copies.append(PassedArray(old, new, self._count(new, at), at, declared))
         return new
 
@@ -78,21 +66,11 @@ class Writes:
 
     def _count(self, new: Any, at: Place) -> int | None:
         """Return the write counter of an array, or None."""
-        try:
+        with adapter_call(self.target.adapter, target=self.target.name, root=at[0], path=at[1]):
             return None if self._tracking.count is None else self._tracking.count(new)
-        except (DlxError, MemoryError):
-            raise
-        except Exception as error:
-            raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
 
     def back(self) -> None:
-        """Write what the function wrote to copies into the caller's arrays.
-
-        Raises
-        ------
-        ReadOnlyError
-            If one of those cannot be written to, or one write would overwrite another.
-        """
+        """Write what the function wrote to copies into the caller's arrays."""
         for source, old in self._declared:
             mark_written(source, old)
         failed = None

@@ -10,7 +10,6 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._core.types import host_readable
 from dlx._protocols import arrow
-from dlx._support.module import set_module
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.base import Adapter, Description
 from dlx.adapter.declarations import Blocker
@@ -33,28 +32,13 @@ def _known_of(kind: type) -> tuple[str, tuple[str, ...]]:
     return found
 
 
-@set_module("dlx.adapter")
 def arrow_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     """Return the description of an array of which `arrow_exchange` has made a tensor, see `FastPath.describe`."""
     exact: Any = type(obj)
-    (kind, protocols), name, nbytes = _known_of(exact), tensor.dtype.name, tensor.nbytes
-    return ArrayInfo(
-        framework,
-        kind,
-        tensor.dtype,
-        _NAMES.get(name, name),
-        tensor.shape,
-        tensor.strides,
-        tensor.device,
-        nbytes,
-        True,
-        tensor.data_ptr if nbytes else 0,
-        kind,
-        protocols,
-    )
+    (kind, protocols), name = _known_of(exact), tensor.dtype.name
+    return ArrayInfo.of_tensor(tensor, framework, kind, protocols, _NAMES.get(name))
 
 
-@set_module("dlx.adapter")
 class ArrowSource(Adapter):
     """An adapter for objects with ``__arrow_c_array__``, ``__arrow_c_stream__``, or what these are called for devices.
 

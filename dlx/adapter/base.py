@@ -20,7 +20,6 @@ from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
 from dlx._support.locks import unlocked
-from dlx._support.module import set_module
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
@@ -69,13 +68,7 @@ def installed_version(package: str) -> str:
 
 
 def version_of(adapter: Adapter) -> str:
-    """Return a framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is not imported.
-    """
+    """Return the version of an imported framework, or ``"unknown"``."""
     package = adapter.package
     for module in (imported(package), sys.modules.get(package.partition(".")[0])):
         version = getattr(module, "__version__", None)
@@ -91,20 +84,13 @@ def classes_of(adapter: Adapter) -> tuple[type, ...]:
 
 
 def imported(package: str) -> ModuleType:
-    """Return a package.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is not imported.
-    """
+    """Return a package; raise a FrameworkNotInstalledError if it is not imported."""
     module = sys.modules.get(package)
     if module is None:
         raise FrameworkNotInstalledError(f"{package} is not imported", fix=f"Import it first: import {package}.")
     return module
 
 
-@set_module("dlx.adapter")
 class DTypes:
     """The dtypes of a framework, both ways.
 
@@ -200,7 +186,6 @@ class DTypes:
         return array.view(self.to_native(dtype))
 
 
-@set_module("dlx.adapter")
 class Devices:
     """The devices of a framework, both ways. The default is a framework that holds host memory only.
 
@@ -281,7 +266,6 @@ def reads_natives(devices: Devices) -> bool:
     return devices._read is not None or type(devices).from_native is not Devices.from_native
 
 
-@set_module("dlx.adapter")
 class ReportedDevices(Devices):
     """The devices of a framework that takes host memory only, and whose own arrays may be elsewhere.
 
@@ -294,7 +278,6 @@ class ReportedDevices(Devices):
         return Device("cpu") if found is not None and host_readable(found) else found
 
 
-@set_module("dlx.adapter")
 class Description(NamedTuple):
     """What an adapter knows of one array before it is exported. No data is touched, nothing is synchronised.
 
@@ -321,7 +304,6 @@ class Description(NamedTuple):
     device: Device | None = None
 
 
-@set_module("dlx.adapter")
 class Adapter:
     """One framework, as dlx sees it. Subclass it, fill in the facts, override what data cannot say.
 
@@ -459,7 +441,6 @@ class Adapter:
         }
 
 
-@set_module("dlx.adapter")
 def over_memory(
     address: int,
     shape: Sequence[int],
@@ -500,7 +481,6 @@ def over_memory(
 _names: TypeCache[str] = TypeCache()
 
 
-@set_module("dlx.adapter")
 def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
     """Return a `FastPath.describe` for arrays of which their tensor and their type say all.
 
@@ -532,25 +512,21 @@ arrow_exchange = native.arrow_exchange
 type has that, which must know read-only memory on the host from all other."""
 
 
-@set_module("dlx.adapter")
 def keeping(tensor: Tensor, owner: object) -> Tensor:
     """Return the same tensor with a further object that it keeps alive."""
     return native.tensor_view(tensor, None, None, None, owner)
 
 
-@set_module("dlx.adapter")
 def unmarked(tensor: Tensor) -> Tensor:
     """Return the same tensor without the read-only flag, for a consumer that never writes and cannot take the flag."""
     return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
-@set_module("dlx.adapter")
 def viewed(tensor: Tensor, dtype: DType) -> Tensor:
     """Return the same tensor under another dtype of the same width."""
     return native.tensor_view(tensor, dtype, None, None, None)
 
 
-@set_module("dlx.adapter")
 def forward(tensor: Tensor) -> Tensor:
     """Return the same tensor without negative strides, for a consumer that refuses even those of extents of 1 or 0.
 
@@ -564,7 +540,6 @@ def forward(tensor: Tensor) -> Tensor:
     return native.tensor_new(tensor.data_ptr, tensor.shape, strides, tensor.dtype, tensor.device, flags, tensor)
 
 
-@set_module("dlx.adapter")
 def at_rest(tensor: Tensor) -> Tensor:
     """Return the tensor without the flag that its producer copied for the hand-over, which says nothing later on."""
     if tensor.flags & IS_COPIED:
@@ -572,7 +547,6 @@ def at_rest(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@set_module("dlx.adapter")
 def look_up(name: str) -> Any:
     """Return what an importable name stands for, or None; imports nothing."""
     package, *rest = name.split(".")

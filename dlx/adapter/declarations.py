@@ -12,7 +12,6 @@ from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx._support.module import set_module
 from dlx.errors import Attribute, ConversionError, LayoutError, Member
 
 __all__ = [
@@ -24,16 +23,13 @@ OWNER_BOUNDS = "owner_bounds"
 """What `FastPath.guard_function` says when it compares tensors with the bytes that their owner has."""
 
 
-@set_module("dlx.adapter")
 class Layout:
     """Features of a layout that a consumer can hold; extents of 0 and 1 are ignored.
 
     Attributes
     ----------
-    NEGATIVE
-        Strides below 0.
-    ZERO
-        Strides of 0 (broadcasting).
+    NEGATIVE, ZERO
+        Strides below 0; strides of 0 (broadcasting).
     GAPS
         Unused elements between used ones, or overlap.
     PERMUTED
@@ -63,17 +59,14 @@ ALIGNMENTS = tuple(1 << power for power in range(13))
 """What an address can be asked to be a multiple of: a page at most, by which decisions are kept (`planner.decide`)."""
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Capabilities:
     """What a consumer takes as it is; anything else is copied or refused before it gets there.
 
     Attributes
     ----------
-    dtypes
-        Names of dtypes (`DType.name`), or None for any.
-    device_types
-        DLPack device types, or None for any.
+    dtypes, device_types
+        Names of dtypes (`DType.name`), and DLPack device types; None for any.
     layouts
         `Layout` bits that its arrays can hold.
     min_alignment
@@ -83,22 +76,20 @@ class Capabilities:
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
     copies
-        Whether it copies whatever it imports: then no memory is shared with it, read-only memory is taken as it is, and
-        ``copy=False`` is refused. A mapping names the dtypes that it copies, each with the reason:
-        ``{"bool": "packs bools eight to a byte"}``.
+        Whether it copies whatever it imports, so that ``copy=False`` is refused; or a mapping of the dtypes that it
+        copies, each with the reason: ``{"bool": "packs bools eight to a byte"}``.
     home
         Device to which host memory is moved if a call names no device and does not forbid a copy; None: it stays.
     subbyte
-        How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
-        a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
+        How it holds elements of less than a byte (int4, float6): ``"packed"``, as DLPack does unless a flag says
+        otherwise, ``"padded"`` to a byte each, or ``"both"``.
     empty_extents
-        What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
-        first 0 multiply to less than ``2**64``, or with ``"leading bytes"`` make less than ``2**63`` bytes;
-        ``"bytes"`` all that are not 0 make less than ``2**63`` bytes; ``"addressed"`` the same, and the address must
-        not be 0, which DLPack allows; ``"none"`` it takes no such array at all.
+        Limits on extents of arrays without elements: ``"any"`` none; ``"leading"`` those before the first 0 multiply to
+        less than ``2**64``, with ``"leading bytes"`` to less than ``2**63`` bytes; ``"bytes"`` all but 0 make less than
+        ``2**63`` bytes; ``"addressed"`` the same, and the address is not 0; ``"none"`` it takes no such array.
     refusals
-        (reason, fix) for dtypes and kinds of devices, by name, that it has and does not take, where more is to be said
-        than that: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
+        (reason, fix) for dtypes and kinds of devices, by name, that need more words than that they are not taken:
+        ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
     """
 
     dtypes: frozenset[str] | None
@@ -124,17 +115,15 @@ class Capabilities:
             raise ValueError(f"dtypes cannot be taken and refused, found {sorted(both)} in both")
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Blocker:
     """A property of an array, known before it is exported, that blocks its conversion.
 
     Attributes
     ----------
-    because
-        The reason, as the middle of an error message.
-    fix
-        One sentence that says what the user can do; empty where an option of `convert` is all.
+    because, fix
+        The reason, as the middle of an error message, and one sentence that says what to do; empty if an option of
+        `convert` is all.
     error
         Class of `dlx.errors` to raise if it cannot be resolved.
     resolution
@@ -164,7 +153,6 @@ class Blocker:
         return getattr(obj, self.resolution)() if isinstance(self.resolution, str) else self.resolution(obj)
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Guard:
     """A question about an array that must be answered with a false value before memory may leave.
@@ -176,10 +164,9 @@ class Guard:
     blocker
         What a true answer means; None: it only concerns the fast path.
     kinds
-        Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
-        answer must be false for every other dtype.
+        Prefixes of the names of dtypes that it is asked of (``("complex",)``), and false for all others; empty: of all.
     optional
-        Whether arrays need not have the attribute: missing, and None, are false, anything else is true.
+        Whether arrays may lack the attribute: missing, and None, are false, anything else is true.
     """
 
     ask: str
@@ -195,12 +182,9 @@ class Guard:
         return bool(answer() if callable(answer) else answer)
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Owner:
-    """The object that keeps an array's memory alive, if the array itself does not.
-
-    All names are those of attributes, or of methods without arguments.
+    """The object that keeps an array's memory alive, if the array itself does not: names of attributes, or of methods.
 
     Attributes
     ----------
@@ -209,10 +193,9 @@ class Owner:
     type
         Importable name of its type; needed if one of its other names is given, except for `address` alone.
     address, nbytes
-        Its memory: where its owner could have been resized, nothing beyond is ever read. With `address` alone, arrays
-        of a type without an exchange table are read on CUDA devices: `Adapter.export` makes the same writable tensor
-        of the owner, this attribute of it, and of the array's shape, byte strides, dtype and ``__dlpack_device__()``;
-        address 0 where there are no elements.
+        Its memory: if its owner could have been resized, nothing beyond is ever read. With `address` alone, arrays
+        without an exchange table are read on CUDA devices, by this address (0 without elements), and the array's
+        shape, byte strides, dtype and ``__dlpack_device__()``: `Adapter.export` must make the same writable tensor.
     freeze
         ``(question, method of an array)``: while the owner says that it can be resized, this method forbids it.
     """
@@ -224,7 +207,6 @@ class Owner:
     freeze: tuple[str, str] | tuple[()] = ()
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class FastPath:
     """What the C fast path may use of a framework.
@@ -236,21 +218,20 @@ class FastPath:
     subclasses
         ``subclasses(type)`` says whether arrays of a subclass take it as well. None: none do.
     exchange
-        ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``), in
-        a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
-        process. What its borrow slot gives is copied before anything else is called. Or None.
+        ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``): a
+        ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the process, in a capsule called
+        ``"dlpack_exchange_api"``; or None.
     imports
-        Whether the exchange table makes arrays of the first of `Adapter.types`, if it can make any; else
-        `Adapter.load` does. False for the table of a base class, which makes arrays of the base. `Capabilities`: only
-        of what these allow, where they are less than `Adapter.capabilities`; what goes beyond takes the Python path.
-        A framework with several array types (`Adapter.variant`) must say what all of them take.
+        Whether the table makes arrays of the first of `Adapter.types`; else `Adapter.load` does. False for the table of
+        a base class. `Capabilities`: only of what these allow, which a framework with several array types
+        (`Adapter.variant`) must give; the rest takes the Python path.
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.
     unblocks
-        Whether the fast path resolves blockers that a copy resolves, of an array on the host that neither the table
-        nor `export` gives out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives
-        the `Tensor` of the same copy, or None to leave it to these. False: the Python path does.
+        Whether the fast path resolves blockers that a copy resolves, of arrays on the host. True: by
+        `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives the `Tensor` of the same copy, or
+        None to leave it to these. False: the Python path does.
     owner
         What keeps an array's memory alive: an `Owner`, or ``"managed"`` for what the managed slot of the table makes,
         since an array may lose its memory while it lives. None: the array.
@@ -258,11 +239,9 @@ class FastPath:
         Questions that must be answered false before memory may leave. If ``detach=True`` is given, the method that
         resolves a guard's blocker with that option is called.
     guard_function
-        ``guard_function()`` gives a C function that answers guards for arrays of `types`, and which ones; or None. The
-        function is in a capsule called ``"dlx_guard_function"``, an ``int (*)(void *array, const DLTensor *borrowed)``
-        (`dlx.h`): first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are
-        false, 0 = let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function
-        checks, for every tensor, that it lies inside the memory of its owner.
+        ``guard_function()`` gives a C function that answers guards for arrays of `types`, in a capsule called
+        ``"dlx_guard_function"`` (`dlx.h`), and the names of these guards (`Guard.ask`; `OWNER_BOUNDS` if it checks that
+        a tensor lies inside the memory of its owner); or None.
     conditions
         ``(module, attribute, value)`` that must be that very value, or Python is asked.
     checked_dtypes
@@ -272,11 +251,10 @@ class FastPath:
         arrays are refused everywhere.
     describe
         ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
-        made a tensor; `name` is `Adapter.name`. It asks less than `Adapter.describe`, and says the same. None: that is
-        asked.
+        made a tensor, as `Adapter.describe` does, which is asked if this is None; `name` is `Adapter.name`.
     ready
-        ``ready(array)`` says whether the fast path would neither wait for an array nor change it; else, or where this
-        raises, `Adapter.describe` is asked, which does neither. None: it never would.
+        ``ready(array)`` says whether the fast path would neither wait for an array nor change it; if not, or if it
+        raises, `Adapter.describe` is asked. None: it never would.
     """
 
     types: tuple[str, ...]
@@ -302,7 +280,6 @@ class FastPath:
         return ""
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class StreamSupport:
     """How work on a device is ordered. Without it, each array's export is told the consumer's stream and orders itself.
@@ -311,20 +288,19 @@ class StreamSupport:
     ----------
     current
         ``current(device)`` gives the framework's current stream on a device: a handle, or an object that has one; None
-        where each array has its own. It is asked once per device of a call, never for host memory; as a producer and as
-        a consumer.
+        if each array has its own. It is asked once per device of a call, never for host memory.
     activate
-        ``activate(stream)`` gives a context in which the framework works on a `Stream` of another; what was before
-        comes back after it. None: its current stream cannot be set.
+        ``activate(stream)`` gives a context in which the framework works on a `Stream` of another, and which restores
+        its own. None: its current stream cannot be set.
     ready
         ``ready(obj, tensor)`` gives the `Stream` on which an array is ready, or None: it is ready. For a producer whose
         export takes no stream.
     quick
-        What the fast path asks in the place of `current`, on CUDA. True: ``current_work_stream`` of the exchange table,
-        whose streams live as long as the process, or as whoever made them says. A function: it gives ``(function,
-        attribute)``, where ``function(number of the device)`` gives an object that keeps the stream alive, and that
-        attribute of it is the handle. With either, no device need be current for an export or an import. None: arrays
-        on devices take the Python path.
+        What the fast path asks instead of `current`, on CUDA. True: ``current_work_stream`` of the exchange table,
+        whose streams live as long as the process, or as their makers say. A function: it gives ``(function,
+        attribute)``; ``function(number of the device)`` gives an object that keeps the stream alive, whose attribute is
+        the handle.
+        With either, no device need be current for an export or an import. None: the Python path takes such arrays.
     """
 
     current: Callable[[Device], Any] | None = None
@@ -333,7 +309,6 @@ class StreamSupport:
     quick: Literal[True] | Callable[[], tuple[Callable[[int], Any], str]] | None = None
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Arrays:
     """What is special about arrays of a framework; the defaults are those of ordinary arrays.
@@ -342,12 +317,10 @@ class Arrays:
     ----------
     immutable
         Whether they count as read-only whatever they say.
-    root_only
-        Whether they pass through inside a container and are converted only as the root, as scalars and buffers do.
     map_chunks
-        ``map_chunks(obj, options)`` returns a collection, for collections of arrays that are computed later. Each chunk
-        becomes what `dlx.convert` gives of it with these options, `to` among them. Both are pickled where other
-        processes compute. `Adapter.describe` gives a blocker that names what to call for the data itself.
+        ``map_chunks(obj, options)`` returns a collection, for arrays that are computed later: each chunk becomes what
+        `dlx.convert` gives of it with these options, `to` among them. Both are pickled if other processes compute.
+        `Adapter.describe` gives a blocker that names what to call for the data itself.
     consume
         ``consume(obj, tensor, shared)`` passes the point of no return and returns the tensor to hand over: from here on
         `obj` may be used up. `shared` says whether the consumer will read the producer's memory, or a copy of it.
@@ -359,20 +332,17 @@ class Arrays:
     """
 
     immutable: bool = False
-    root_only: bool = False
     map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
     consume: Callable[[Any, Tensor, bool], Tensor] | None = None
     restore: Callable[[Any, Tensor], None] | None = None
     alignment: int = 16
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Placement:
-    """How a framework that moves arrays to where they are used keeps some in place (jax).
+    """How a framework that moves arrays to where they are used keeps committed ones on their device (jax).
 
-    An array that is committed stays on its device; a call that names the device makes one. `Adapter.load` makes arrays
-    that may be moved; copies for those are in row-major order.
+    `Adapter.load` makes arrays that may be moved; copies for those are in row-major order.
 
     Attributes
     ----------
@@ -387,7 +357,6 @@ class Placement:
     is_committed: Callable[[Any], bool]
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class WriteTracking:
     """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
@@ -395,15 +364,13 @@ class WriteTracking:
     Attributes
     ----------
     guarded
-        ``guarded(obj, writable)`` gives an array that is about to be passed to a function, such that writes to it are
-        refused, or counted. `obj` is a copy without other references; `writable` says whether the function is declared
-        to write to it.
+        ``guarded(obj, writable)`` gives a copy that is about to be passed to a function, such that writes to it are
+        refused, or counted; `writable` says whether the function is declared to write to it.
     count
-        ``count(obj)`` gives how often an array was written to in place, or None where it is not counted.
+        ``count(obj)`` gives how often an array was written to in place, or None if it is not counted.
     mark_written
-        ``mark_written(obj)`` tells the framework that other code has written to an array, so that gradients which need
-        the old values are refused. Called for what `dlx.using` (``writes=``) or `dlx.borrow` passed on.
-        None: the framework keeps no account of writes.
+        ``mark_written(obj)`` tells the framework that other code has written to an array, passed on by `dlx.using`
+        (``writes=``) or `dlx.borrow`, so that gradients which need the old values are refused.
     """
 
     guarded: Callable[[Any, bool], Any] | None = None
@@ -411,7 +378,6 @@ class WriteTracking:
     mark_written: Callable[[Any], None] | None = None
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Container:
     """A type that holds other objects: how to flatten and how to unflatten it.
@@ -422,20 +388,20 @@ class Container:
         Importable names of its types; subclasses that have no handler of their own are included.
     kind
         How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
-        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
-        it looks like.
+        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered and passes
+        through; if the adapter lists the type, too, its arrays are converted only as the root, as scalars are.
     flatten
-        ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None where children are counted, and the
-        list of children in the same order. Both lists are the caller's from then on.
+        ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None if children are counted, and the list
+        of children in the same order. Both lists are the caller's from then on.
     unflatten
-        ``unflatten(obj, keys, children, new_empty)`` gives the new container: `new_empty`, filled, where there is one
-        (for a container that holds itself), else one of its own making. `children` is a list that may be kept. None:
-        there can be no new one, `falls_to` is used in every case; a wrapper becomes its child.
+        ``unflatten(obj, keys, children, new_empty)`` gives the new container: `new_empty`, filled, if there is one (for
+        a container that holds itself), else a new one. `children` is a list that may be kept. None: there can be no new
+        one, `falls_to` is used in every case; a wrapper becomes its child.
     new_empty
         ``new_empty(obj)`` gives a container that exists before its children, so that it can hold itself. None: it
         cannot, as a tuple; a cycle through it is refused.
     mutable
-        Whether it can be changed in place. One that cannot comes back as it is where no child changed.
+        Whether it can be changed in place. If not, it comes back as it is unless a child changed.
     elements
         What asking for the same child twice gives: ``"stable"``, the same object; ``"same_as"``, wrappers of the same
         thing, which `identity` can tell; ``"fresh"``, objects that cannot be told apart from others.
@@ -443,18 +409,17 @@ class Container:
         For ``"same_as"``: ``identity(child)`` is a hashable key, equal for wrappers of the same thing; None for a child
         that is no such wrapper.
     holds
-        Name of the one target whose arrays it can hold; None where it holds anything.
+        Name of the one target whose arrays it can hold; None if it holds anything.
     falls_to
-        ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused. Of a wrapper
-        without `unflatten`: the type of its child, where that is always one of the two.
+        ``list`` or ``dict``: what it becomes if it cannot hold the result. None: then it is refused. Of a wrapper
+        without `unflatten`: the type of its child, if that is always one of the two.
     live
         ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
         mapping whose elements are the container's own. None: `obj` itself.
     reader
-        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``, or None: that is called.
-        ``get(key)`` returns the child at an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)``
-        says whether `live` still holds that very child there, without a wrapper of it; False if it cannot tell. It may
-        be None, and is asked of containers that can change only.
+        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``, or None. ``get(key)`` returns the
+        child at an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)`` says whether `live` still
+        holds that very child there, False if it cannot tell. It may be None; only mutable containers are asked.
     """
 
     types: tuple[str, ...] = ()
@@ -487,7 +452,6 @@ class Container:
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class KnownIssue:
     """A known fault of some versions of the framework.

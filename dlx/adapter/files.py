@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dlx._support.module import set_module
 from dlx.adapter.declarations import Container
 
 __all__ = ["file_handler", "flatten_mapping"]
@@ -32,14 +31,12 @@ class _File(Mapping[str, Any]):
         return len(self._names)
 
 
-@set_module("dlx.adapter")
 def flatten_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
     """Flatten a mapping by its own ``keys`` and ``__getitem__``: `Container.flatten` of mappings of any kind."""
     keys = list(obj.keys())  # iterating some gives something else (a TensorDict: its batches)
     return keys, [obj[key] for key in keys]
 
 
-@set_module("dlx.adapter")
 def file_handler(
     *types: str,
     names: Callable[[Any], Iterable[str]] | None = None,

@@ -10,13 +10,11 @@ from typing import Any, Protocol
 
 from dlx._core.types import DType
 from dlx._support.locks import lock_of
-from dlx._support.module import set_module
 from dlx.errors import ConversionError
 
 __all__ = ["CompiledFunction", "GradSupport", "Operation", "alone"]
 
 
-@set_module("dlx.adapter")
 class Operation(Protocol):
     """A function of another framework, as `GradSupport.record` gets it: arrays in, arrays out, without containers.
 
@@ -55,7 +53,6 @@ class Operation(Protocol):
         """Return shape and dtype of each result, where `arrays` are known by theirs only."""
 
 
-@set_module("dlx.adapter")
 class CompiledFunction(Protocol):
     """A function that its user had compiled, as `GradSupport.compile` gives it."""
 
@@ -85,7 +82,6 @@ class CompiledFunction(Protocol):
         """
 
 
-@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class GradSupport:
     """How a framework differentiates, for functions under `dlx.using` with ``grad=True``.

@@ -19,7 +19,7 @@ functions only::
         namespaces = ("mylib",)          # for dlx.array_namespace
         dtypes = DTypes("mylib", {"float32": "single"})
         # devices = Devices(...)         both ways, as the dtypes
-        # arrays = Arrays(...)           immutable, root_only, map_chunks, consume, restore, alignment
+        # arrays = Arrays(...)           immutable, map_chunks, consume, restore, alignment
         # containers = (Container(...),) types that hold other objects
         # known_issues = (KnownIssue(...),)   faults of versions; self.lowered has what they change
         # fast_path = FastPath(...)      what C may use: exchange table, guards, owner
@@ -52,14 +52,12 @@ from collections.abc import Callable, Iterable
 
 import pluggy
 
-from dlx._support.module import set_module
 from dlx.adapter.base import Adapter
 
 hookspec = pluggy.HookspecMarker("dlx")
 hookimpl = pluggy.HookimplMarker("dlx")
 
 
-@set_module("dlx.adapter")
 def offer(*adapters: Adapter) -> Callable[[], list[Adapter]]:
     """Return the hook of a plugin that has some adapters: ``dlx_adapters = offer(MyLib())``."""
 

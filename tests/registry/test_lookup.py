@@ -86,7 +86,7 @@ def test_a_type_is_classified_once_and_in_one_file(np, make, verdict):
         ("lookup.py", "kind"),
         ("registry.py", "kinds"),
     ]
-    assert not {name for _, name in found} & {"_classify", "owner", "_find", "refusal"}
+    assert not {name for _, name in found} & {"_classify", "owner", "explain"}
     assert len(found) <= 3
 
 
@@ -97,7 +97,7 @@ def test_a_conversion_classifies_nothing_again(np, make):
         dlx.convert.__wrapped__(make(np), to="dlx")
     obj = make(np)
     names = {name for _, name in entered(lambda: dlx.convert.__wrapped__(obj, to="dlx"))}
-    assert not names & {"_classify", "_find", "refusal"}
+    assert not names & {"_classify", "owner", "explain"}
 
 
 def test_exact_types_need_no_look_up(np):

@@ -480,10 +480,10 @@ def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
     """What was found of the types before it was there is not kept, nor used."""
     find = plan._Kinds._find
 
-    def loading(self, kind):
+    def loading(self, kind, source):
         monkeypatch.setattr(plan._Kinds, "_find", find)
         registry._forget()
-        return find(self, kind)
+        return find(self, kind, source)
 
     again = dlx.using("torch")(lambda x: x + 1)
     monkeypatch.setattr(plan._Kinds, "_find", loading)
