@@ -1,4 +1,4 @@
-"""Grades of a subject for people and programs: a table on a terminal, plain lines in a pipe, JSON."""
+"""Print grades: a table on a terminal, plain lines in a pipe, or JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARKS = {"keeps": "✓", "breaks": "✗", "excepted": "(✗)", "n/a": "-", "erro
 
 @dataclass(frozen=True)
 class Grades:
-    """Everything found about one subject."""
+    """The verdicts on one subject."""
 
     subject: Subject
     version: str
@@ -49,13 +49,13 @@ class Grades:
         return 2 if "error" in found else int("breaks" in found)
 
     def counted(self) -> str:
-        """Return how many promises came out how."""
+        """Return the number of promises of each status, as text."""
         counts = Counter(verdict.status for verdict in self.verdicts)
         return ", ".join(f"{counts[status]} {status}" for status in MARKS if counts[status])
 
 
 def ordered(names: Container[str]) -> list[Check]:
-    """Return the checks with these names: by kind, then by what they are about."""
+    """Return the checks with these names, by kind, then by subject matter."""
     named = (check for check in CHECKS.values() if check.name in names)
     return sorted(named, key=lambda check: (KINDS.index(check.kind), ABOUT.index(check.about)))
 
@@ -64,7 +64,7 @@ _STYLES = {"keeps": "good", "breaks": "bad", "excepted": "warn", "n/a": "quiet",
 
 
 def as_text(grades: Grades, screen: Screen) -> None:
-    """Show a table on a terminal, else a line for each promise; then the code that shows what is broken."""
+    """Print each promise, then the code that shows each fault."""
     verdicts = {verdict.check: verdict for verdict in grades.verdicts}
     found = [(check, verdicts[check.name]) for check in ordered(verdicts)]
     screen.heading(f"{grades.title}: {grades.counted()}")
@@ -91,7 +91,7 @@ def _seen(verdict: Verdict) -> str:
 
 
 def as_json(grades: Sequence[Grades]) -> dict[str, Any]:
-    """Return everything as plain data; `docs/tools/conformance.py` makes a page of it."""
+    """Return everything as plain data, from which `docs/tools/conformance.py` makes a page."""
     return {
         "schema": SCHEMA, "dlx": __version__, "python": platform.python_version(), "platform": platform.platform(),
         "date": datetime.now(UTC).date().isoformat(),

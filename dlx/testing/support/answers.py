@@ -1,4 +1,4 @@
-"""The types that an adapter's hooks must return. dlx relies on them and does not check them in a conversion."""
+"""The types that an adapter's hooks must return; a conversion relies on them without a check."""
 
 from __future__ import annotations
 
@@ -19,32 +19,18 @@ from dlx.testing.subject import attempt, must
 __all__ = ["check_answers"]
 
 _NONE = type(None)
-_INFO = {
-    "framework": str,
-    "type_name": str,
+_INFO: dict[str, Any] = {
+    **dict.fromkeys(("framework", "type_name", "dtype_name", "owner"), str),
+    **dict.fromkeys(("protocols", "notes"), tuple),
+    **dict.fromkeys(("shape", "strides"), (tuple, _NONE)),
+    **dict.fromkeys(("nbytes", "address"), (int, _NONE)),
     "dtype": (DType, _NONE),
-    "dtype_name": str,
-    "shape": (tuple, _NONE),
-    "strides": (tuple, _NONE),
     "device": (Device, _NONE),
-    "nbytes": (int, _NONE),
-    "address": (int, _NONE),
-    "owner": str,
-    "protocols": tuple,
-    "notes": tuple,
 }
 
 
 def check_answers(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
-    """Call every hook that an adapter has; raise `Broken` for the first that returns an object of a wrong type.
-
-    Parameters
-    ----------
-    array
-        One of its arrays.
-    tensor
-        One that its capabilities allow; None: it is no target.
-    """
+    """Call every hook with an array, and a tensor if the adapter is a target; `Broken` if one returns a wrong type."""
     for hook, kinds, function, *arguments in _calls(adapter, array, tensor):
         answer, error = attempt(function, *arguments)
         if error is None:  # what raises is reported by the checks that convert

@@ -1,7 +1,7 @@
-"""Capsules as the kit makes and reads them: raw structs through cffi, names and pointers through CPython itself.
+"""Capsules as the kit makes and reads them: raw structs by cffi, names and pointers by CPython's API.
 
-Nothing here trusts a library: a `Taken` reads a producer's capsule field by field, an `Export` is a capsule whose
-deleter counts in C, from any thread and without the GIL (`dlx_count_managed`).
+A `Taken` reads a producer's capsule field by field. An `Export` is a capsule whose deleter counts in C, from any thread
+and without the GIL (`dlx_count_managed`).
 """
 
 from __future__ import annotations
@@ -17,41 +17,44 @@ from dlx._core.extension import ffi, lib
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType, contiguous
 from dlx._support.module import set_module
 
-__all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
+__all__ = ["Export", "NotACapsule", "Taken", "elements", "swept"]
 
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
-# A capsule keeps the pointer to its name, also beyond the interpreter: these are never freed.
-_NAMES: dict[bytes, Any] = {}
+_NAMES: dict[bytes, Any] = {}  # never freed: a capsule keeps the pointer to its name, also beyond the interpreter
+_C = ctypes.CDLL(None)
+_api = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose argument types belong to everybody in the process
 
-# An own handle: the functions of ctypes.pythonapi, and their argument types, belong to everybody in the process.
-_api = ctypes.PyDLL(None)
-_new, _get_name = _api.PyCapsule_New, _api.PyCapsule_GetName
-_get_pointer, _set_name = _api.PyCapsule_GetPointer, _api.PyCapsule_SetName
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
-_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_get_destructor = _api.PyCapsule_GetDestructor
-_get_destructor.restype, _get_destructor.argtypes = ctypes.c_void_p, (ctypes.py_object,)
-_set_name.restype, _set_name.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_void_p)
-# Does nothing, whatever it is given: a destructor to look at. Some consumers rename a capsule, others clear this.
-_NOTHING = ctypes.cast(_api.Py_IsInitialized, ctypes.c_void_p)
+
+def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+    function = library[name]
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_ADDRESS, _OBJECT = ctypes.c_void_p, ctypes.py_object
+_strdup = _function(_C, "strdup", _ADDRESS, ctypes.c_char_p)
+_new = _function(_api, "PyCapsule_New", _OBJECT, _ADDRESS, _ADDRESS, _ADDRESS)
+_get_name = _function(_api, "PyCapsule_GetName", ctypes.c_char_p, _OBJECT)
+_get_pointer = _function(_api, "PyCapsule_GetPointer", _ADDRESS, _OBJECT, ctypes.c_char_p)
+_set_name = _function(_api, "PyCapsule_SetName", ctypes.c_int, _OBJECT, _ADDRESS)
+_get_destructor = _function(_api, "PyCapsule_GetDestructor", _ADDRESS, _OBJECT)
+# A destructor that does nothing: some consumers rename a capsule, others clear its destructor.
+_NOTHING = ctypes.cast(_api.Py_IsInitialized, _ADDRESS)
 _CAPSULE = type(_new(1, None, None))
 
 
 class NotACapsule(TypeError):
-    """What should be a DLPack capsule is none."""
+    """An object is no DLPack capsule."""
 
 
 def _name(text: bytes) -> int:
     if text not in _NAMES:
-        libc = ctypes.CDLL(None)
-        libc.strdup.restype, libc.strdup.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
-        _NAMES[text] = libc.strdup(text)
+        _NAMES[text] = _strdup(text)
     return int(_NAMES[text])
 
 
 def name_of(capsule: Any) -> bytes:
-    """Return a capsule's name, which decides what it holds."""
+    """Return a capsule's name."""
     if type(capsule) is not _CAPSULE:
         raise NotACapsule(f"a {type(capsule).__name__} instead of a capsule")
     return _get_name(capsule) or b""
@@ -60,16 +63,9 @@ def name_of(capsule: Any) -> bytes:
 def elements(
     address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: DType, *, padded: bool = False
 ) -> bytes:
-    """Return the elements of a host tensor, in row-major order of their indices, whole bytes each.
+    """Return the elements of a host tensor in row-major order, whole bytes each; strides None for row-major.
 
-    Parameters
-    ----------
-    address
-        Of the first element.
-    shape, strides
-        ``(ndim,)`` each; strides in elements, None for row-major.
-    dtype
-        Elements below 8 bits are taken as packed, unless `padded`; each is returned in a byte of its own.
+    Elements below 8 bits are packed unless `padded`; each is returned in its own byte.
     """
     if 0 in shape:
         return b""
@@ -90,15 +86,14 @@ def elements(
     return b"".join(span[offset - low : offset - low + size] for offset in offsets)
 
 
-def foreign_thread(function: Any, argument: Any) -> None:
+def _on_foreign_thread(function: Any, argument: Any) -> None:
     """Call a C function with one pointer on a thread that Python did not create, and wait for its end."""
-    libc = ctypes.CDLL(None)
-    thread = ctypes.c_void_p()
-    libc.pthread_create.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    libc.pthread_join.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    if libc.pthread_create(ctypes.byref(thread), None, _address(function), _address(argument)):
+    thread = _ADDRESS()
+    start = _function(_C, "pthread_create", ctypes.c_int, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
+    join = _function(_C, "pthread_join", ctypes.c_int, _ADDRESS, _ADDRESS)
+    if start(ctypes.byref(thread), None, _address(function), _address(argument)):
         raise OSError("no thread can be started")
-    libc.pthread_join(thread, None)  # ctypes releases the GIL meanwhile
+    join(thread, None)  # ctypes releases the GIL meanwhile
 
 
 def _address(cdata: Any) -> int:
@@ -152,43 +147,34 @@ class Taken:
         return bool(self.flags & READ_ONLY)
 
     def elements(self) -> bytes:
-        """Return the elements in row-major order, read from memory now."""
+        """Read the elements from memory now, in row-major order."""
         return elements(self.address, self.shape, self.strides, self.dtype, padded=bool(self.flags & SUBBYTE_PADDED))
 
     def consume(self) -> None:
-        """Become the owner, as a consumer does: the capsule is renamed, so that its destructor does nothing."""
+        """Become the owner, as a consumer does, by renaming the capsule."""
         _set_name(self.capsule, _name(b"used_" + (LEGACY if self.legacy else VERSIONED)))
 
     def delete(self, *, gil: bool = False, thread: bool = False) -> None:
-        """Call the deleter: with the GIL, without it, or on a thread that Python did not create."""
+        """Call the deleter with the GIL, without it, or on a thread that Python did not create."""
         deleter = self.managed.deleter
         if deleter == ffi.NULL:
             return
         if thread:
-            foreign_thread(deleter, self.managed)
+            _on_foreign_thread(deleter, self.managed)
         elif gil:
-            ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_address(deleter))(_address(self.managed))
+            ctypes.PYFUNCTYPE(None, _ADDRESS)(_address(deleter))(_address(self.managed))
         else:
             deleter(self.managed)  # cffi releases the GIL around it
 
     def delete_at_exit(self) -> None:
         """Have the deleter called when the interpreter is gone and the process ends."""
-        libc = ctypes.CDLL(None)
-        at_exit = libc["__cxa_atexit"]  # atexit(3) itself is no symbol of glibc's library
-        at_exit.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        # atexit(3) itself is no symbol of glibc's library.
+        at_exit = _function(_C, "__cxa_atexit", ctypes.c_int, _ADDRESS, _ADDRESS, _ADDRESS)
         at_exit(_address(self.managed.deleter), _address(self.managed), None)
 
 
 class Export:
-    """One capsule that the kit exports, with a destructor that does nothing: the kit frees what was not consumed.
-
-    Attributes
-    ----------
-    capsule
-        What a consumer gets.
-    managed
-        The struct behind it, as cdata.
-    """
+    """One capsule that the kit exports; its destructor does nothing, and the kit frees it unless it is consumed."""
 
     _alive: ClassVar[list[Export]] = []  # structs that a consumer may still use
 
@@ -234,29 +220,21 @@ class Export:
 
     @property
     def deleted(self) -> int:
-        """How often the deleter was called."""
+        """The number of calls of the deleter."""
         return int(self._count[0])
 
     @property
     def consumed(self) -> bool:
-        """Whether a consumer renamed the capsule, or cleared its destructor, and so owns what is behind it."""
+        """Whether a consumer became the owner: it renamed the capsule, or cleared its destructor."""
         return bool(_get_name(self.capsule) != self.name or not _get_destructor(self.capsule))
 
-    def scribble(self) -> None:
-        """Change the capsule's shape and strides while a consumer holds it, which a producer must not do."""
-        for i in range(self.managed.dl_tensor.ndim):
-            self._numbers[0][i] = 1
 
-
-# A consumer may hold a struct when Python ends, which clears modules in any order: the list outlives them.
+# A consumer may hold a struct when Python ends and clears modules in any order: the list outlives them.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(Export._alive))
 
 
 def swept() -> int:
-    """Release what no consumer can reach any more; return how many exports are left."""
-    Export._alive[:] = [
-        export
-        for export in Export._alive
-        if not export.deleted and (export.consumed or sys.getrefcount(export.capsule) > 2)
-    ]
+    """Release the exports that no consumer can reach any more; return how many are left."""
+    left = (export for export in Export._alive if not export.deleted)
+    Export._alive[:] = [export for export in left if export.consumed or sys.getrefcount(export.capsule) > 2]
     return len(Export._alive)

@@ -1,4 +1,4 @@
-"""Producers that the kit controls to the last bit, and the bit patterns that arrays are filled with."""
+"""Producers that the kit controls, the bit patterns that fill arrays, and the layouts and views that are tried."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dlx._core.types import IS_COPIED, READ_ONLY, DType, row_major
 from dlx._support.module import set_module
 from dlx.testing.support.capsules import Export, Taken, elements
 
-__all__ = ["LAYOUTS", "OTHERS", "OldSource", "Source", "pattern", "spread"]
+__all__ = ["LAYOUTS", "OTHERS", "VIEWS", "OldSource", "Source", "pattern", "spread"]
 
-# Exponent and mantissa bits of formats with NaN payloads: those that have several NaNs.
+# Exponent and mantissa bits of the formats that have several NaNs.
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
 
 
@@ -55,18 +55,37 @@ LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
     "empty": ("An array without elements", (0, 3), (3, 1), "refuses"),
     "scalar": ("An array without dimensions", (), (), "refuses"),
 }
-"""Name -> (what it is, shape, strides, what it costs where it comes in wrong)."""
+"""Name -> (description, shape, strides, severity if it comes in wrong)."""
+
+
+def _grid(rows: int, columns: int, down: int, right: int, start: int = 0) -> list[int]:
+    return [start + i * down + j * right for i in range(rows) for j in range(columns)]
+
+
+VIEWS: dict[str, tuple[tuple[int, ...], list[int]]] = {
+    "transposed": ((6, 4), _grid(6, 4, 1, 6)),
+    "every other column": ((4, 3), _grid(4, 3, 6, 2)),
+    "backwards": ((4, 6), _grid(4, 6, -6, 1, 18)),
+    "one row": ((6,), _grid(1, 6, 0, 1, 6)),
+    "one column": ((4,), _grid(4, 1, 6, 0, 2)),
+    "no row": ((0, 6), []),
+    "one element": ((1, 1), [9]),
+    "one row for all": ((4, 6), _grid(4, 6, 0, 1)),
+    "overlapping": ((4, 3), _grid(4, 3, 1, 1)),
+    "no dimension": ((), [8]),
+}
+"""Views of a 4 by 6 array: name -> (shape, the elements that are left, in row-major order)."""
 
 
 def spread(data: bytes, dtype: str, count: int) -> bytes:
-    """Return packed elements as `elements` gives them: a byte each where they are smaller than one."""
+    """Return packed elements as `elements` gives them: at least one byte each."""
     memory = ffi.new("char[]", data or 1)
     return elements(int(ffi.cast("uintptr_t", memory)), (count,), None, DType(dtype))
 
 
 @set_module("dlx.testing")
 class Source:
-    """A producer over memory of its own, which does exactly what its parameters say, and logs it.
+    """A producer that does exactly what its parameters say, and logs its calls.
 
     Parameters
     ----------
@@ -75,23 +94,23 @@ class Source:
     shape, strides
         ``(ndim,)`` each; strides in elements, None for row-major.
     readonly
-        Whether the memory is read-only. A legacy capsule is refused then, since it could not say so.
+        Whether the memory is read-only. A legacy capsule, which could not say so, is then refused.
     legacy
-        True or False: what the capsules are, whatever is asked for. None: what is asked for.
+        Whether all capsules are legacy ones; None: as the consumer asks.
     null_strides
         Whether the struct has no strides, as before DLPack 1.2.
     shift
         Bytes between the first element and the next lower multiple of 256.
     byte_offset
-        Bytes that the struct's data pointer is too low.
+        Bytes by which the struct's data pointer is too low.
     device, says
-        Device in the struct, and what ``__dlpack_device__`` answers where that differs.
+        Device in the struct, and that of ``__dlpack_device__`` if it differs.
     data
-        Address to give instead of that of the memory.
+        Address to give instead of the memory's.
     raises
-        What ``__dlpack__`` raises.
+        An exception for ``__dlpack__`` to raise.
     answer
-        What ``__dlpack__`` returns instead of a capsule.
+        An object for ``__dlpack__`` to return instead of a capsule.
     claims, code
         Shape and dtype to state in the struct instead of the true ones.
     struct
@@ -102,7 +121,7 @@ class Source:
     calls
         Keywords of every call of ``__dlpack__``.
     exports
-        What was exported.
+        All exported capsules.
     """
 
     def __init__(
@@ -151,17 +170,11 @@ class Source:
         """Return a fresh capsule."""
         struct = {"flags": (READ_ONLY if self.readonly else 0) | flags, **self.struct}
         data = self.address if self.data is None else self.data
-        export = Export(
-            data - self.byte_offset if data else 0,
-            self.shape if self.claims is None else self.claims,
-            None if self.null_strides else self.strides,
-            self.code or self.dtype,
-            keep=self.memory,
-            legacy=legacy,
-            device=self.device,
-            byte_offset=self.byte_offset,
-            **struct,
-        )
+        shape = self.shape if self.claims is None else self.claims
+        strides = None if self.null_strides else self.strides
+        start = data - self.byte_offset if data else 0
+        facts = {"device": self.device, "byte_offset": self.byte_offset, **struct}
+        export = Export(start, shape, strides, self.code or self.dtype, keep=self.memory, legacy=legacy, **facts)
         self.exports.append(export)
         return export.capsule
 
@@ -201,12 +214,8 @@ class Source:
         return self.device if self.says is None else self.says
 
     def amiss(self) -> str:
-        """Return what is wrong with the bookkeeping once every result is gone; nothing where all is well.
-
-        A capsule that was taken has its deleter called once. One that was not keeps its name, and its deleter is its
-        producer's business.
-        """
-        for wait in range(14):  # a cycle, or a framework with threads of its own, may release it a little later
+        """Return the fault in the bookkeeping once every result is gone; empty if there is none."""
+        for wait in range(14):  # a cycle, or a thread of a framework, may release it a little later
             if all(export.deleted or not export.consumed for export in self.exports):
                 break
             gc.collect()

@@ -1,39 +1,46 @@
-"""Checks of an adapter, through dlx alone: its declarations are true, and what dlx plans is what happens."""
+"""Checks of an adapter, through dlx alone: its declarations are true, and a conversion does what dlx plans."""
 
 from __future__ import annotations
 
+import builtins
+import gc
+import inspect
+import subprocess
+import sys
+import weakref
 from typing import Any
 
 from dlx._api import convert as api
 from dlx._api.describe import describe
+from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import SUBBYTE_PADDED, Device, DType
+from dlx._core.types import HOST, SUBBYTE_PADDED, DType
 from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
+from dlx._support.reflect import type_name
 from dlx.adapter.base import Adapter, classes_of, look_up, version_of
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.testing.check import check
-from dlx.testing.subject import Broken, NotApplicable, Subject, adapter_of, attempt, error_line, must
+from dlx.testing.checks.producer import together_well
+from dlx.testing.runner import environment
+from dlx.testing.subject import Broken, Subject, adapter_of, attempt, error_line, must
 from dlx.testing.support.answers import check_answers
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 from dlx.typing import READONLY
 
-__all__ = ["converted", "own_of", "same", "sources", "target_of", "tensor_of"]
-
 
 def own_of(lib: Subject) -> Adapter:
     """Return the subject's adapter."""
     found = adapter_of(lib.adapter)
-    must(found is not None, f"there is no adapter {lib.adapter!r}")
-    assert found is not None
+    if found is None:
+        raise Broken(f"there is no adapter {lib.adapter!r}")
     return found
 
 
 def target_of(lib: Subject) -> Any:
-    """Return the adapter as a target, or say that it is none."""
-    if own_of(lib).capabilities() is None:
-        raise NotApplicable(f"{lib.adapter} cannot be a target")
+    """Return the adapter as a target; `NotApplicable` if it is none."""
+    lib.needs(own_of(lib).capabilities() is not None, f"{lib.adapter} cannot be a target")
     return registry.target(lib.adapter)
 
 
@@ -50,8 +57,12 @@ def dtypes_of(target: Any) -> list[str]:
     return sorted((target.adapter.dtypes.known() or OTHERS) if taken is None else taken)
 
 
+def _shape(target: Any) -> tuple[int, ...]:
+    return (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
+
+
 def sources(target: Any) -> list[tuple[str, Source]]:
-    """Return sources of every layout and alignment, as far as the target has so many dimensions."""
+    """Return sources of every layout and alignment that the target's number of dimensions allows."""
     stated = target.capabilities
     names = dtypes_of(target)
     dtype = "float32" if "float32" in names else names[0]
@@ -60,7 +71,7 @@ def sources(target: Any) -> list[tuple[str, Source]]:
     for name, (_, shape, strides, _) in LAYOUTS.items():
         if stated.ndims[0] <= len(shape) <= stated.ndims[1] and (whole or name == "empty"):
             made.append((name, Source(dtype, shape, strides)))
-    shape = (24,) if stated.ndims[1] < 2 else (4, 6)
+    shape = _shape(target)
     if stated.ndims[0] <= len(shape):
         made.append(("row-major", Source(dtype, shape)))
         if whole:
@@ -71,13 +82,7 @@ def sources(target: Any) -> list[tuple[str, Source]]:
 
 
 def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | None]:
-    """Return (result, None) or (None, error); what `dlx.plan` said must be what happens.
-
-    Raises
-    ------
-    Broken
-        If plan and conversion differ, or an error is none of dlx's, or says no reason or fix.
-    """
+    """Return (result, None) or (None, error); raise `Broken` if that is not what `dlx.plan` says."""
     plan = api.plan(source, to=to, **options)
     result, error = attempt(api.convert, source, to=to, **options)
     if error is None:
@@ -104,7 +109,7 @@ def same(back: Any, source: Source, what: str) -> None:
     must(found == source.elements(), f"{what}: the elements changed")
 
 
-@check(kind="adapter", about="contract", severity="refuses")
+@check("adapter", "contract", "refuses")
 def adapter_contract(lib: Subject) -> None:
     """What the adapter declares can be looked up, and its dtypes and devices translate both ways."""
     adapter = own_of(lib)
@@ -124,8 +129,8 @@ def adapter_contract(lib: Subject) -> None:
     if stated is not None and stated.dtypes is not None:
         strange = [name for name in stated.dtypes if attempt(DType, name)[1] is not None]
         must(not strange, f"dtypes that dlx does not know: {strange}")
-    host = devices.from_native(devices.to_native(Device("cpu")))
-    must(host == Device("cpu"), f"the host becomes {host}")
+    host = devices.from_native(devices.to_native(HOST))
+    must(host == HOST, f"the host becomes {host}")
     tensor = None if stated is None else _taken(registry.target(lib.adapter))
     if lib.make is not None:
         check_answers(adapter, lib.array()[0], tensor)
@@ -138,14 +143,12 @@ def _taken(target: Any) -> Tensor | None:
     return next((made for _, source in sources(target) if not target.check(made := tensor_of(source))), None)
 
 
-@check(kind="adapter", about="dtypes", severity="wrong")
+@check("adapter", "dtypes", "wrong")
 def adapter_round_trips(lib: Subject) -> None:
     """Every dtype that the adapter takes goes in and comes back with every bit."""
-    # From dlx.Tensor into the framework and back, for each dtype of its capabilities.
     target = target_of(lib)
-    shape = (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
     for dtype in dtypes_of(target):
-        source = Source(dtype, shape)
+        source = Source(dtype, _shape(target))
         inside, error = converted(tensor_of(source), lib.adapter)
         must(error is None, f"{dtype}, which it declares: {error}")
         back, error = converted(inside, "dlx")
@@ -153,22 +156,20 @@ def adapter_round_trips(lib: Subject) -> None:
         same(back, source, dtype)
 
 
-@check(kind="adapter", about="dtypes", severity="wrong")
+@check("adapter", "dtypes", "wrong")
 def adapter_narrowing(lib: Subject) -> None:
     """A dtype that the adapter does not take is refused."""
-    # Convert every other dtype; the round trip must be exact.
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
-        source = Source(dtype, (24,) if target.capabilities.ndims[1] < 2 else (4, 6))
+        source = Source(dtype, _shape(target))
         inside, error = converted(tensor_of(source), lib.adapter)
         if error is None:
             same(api.convert(inside, to="dlx"), source, dtype)
 
 
-@check(kind="adapter", about="layouts", severity="wrong", alone=True)
+@check("adapter", "layouts", "wrong", alone=True)
 def adapter_layouts(lib: Subject) -> None:
     """Every layout comes in right: shared or copied, as `dlx.plan` says."""
-    # Convert sources of every layout, with every value of copy=.
     target = target_of(lib)
     for name, source in sources(target):
         for copy in (None, False, True):
@@ -185,10 +186,9 @@ def adapter_layouts(lib: Subject) -> None:
             must(copy is not False or address == source.address, f"{name}: copied in spite of copy=False")
 
 
-@check(kind="adapter", about="layouts", severity="fatal", alone=True)
+@check("adapter", "layouts", "fatal", alone=True)
 def adapter_capabilities(lib: Subject) -> str:
     """What its capabilities allow is taken as it is: shared, unless they say that it copies."""
-    # Load every layout that `check` accepts, without a copy of dlx.
     target = target_of(lib)
     taken = []
     for name, source in sources(target):
@@ -208,7 +208,7 @@ def adapter_capabilities(lib: Subject) -> str:
     return f"{'copies' if target.capabilities.copies is True else 'shares'}: {', '.join(taken)}"
 
 
-@check(kind="adapter", about="read-only", severity="wrong")
+@check("adapter", "read-only", "wrong")
 def adapter_readonly(lib: Subject) -> None:
     """Read-only memory cannot be written through what comes in, and is refused where it says so."""
     target = target_of(lib)
@@ -226,3 +226,168 @@ def adapter_readonly(lib: Subject) -> None:
             before = source.elements()
             attempt(lib.write, result)
             must(source.elements() == before, f"readonly={policy!r}: the result writes to the source")
+
+
+def _inside(lib: Subject) -> tuple[Any, Source]:
+    """Return (an array of the framework, what it was made of)."""
+    source = _plain(lib)
+    return api.convert(tensor_of(source), to=lib.adapter), source
+
+
+def _plain(lib: Subject) -> Source:
+    return next(source for name, source in sources(target_of(lib)) if name in ("row-major", "scalar"))
+
+
+@check("adapter", "contract", "wrong")
+def adapter_describes(lib: Subject) -> None:
+    """`dlx.describe` says what an export gives."""
+    array = _inside(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
+    info, tensor = describe(array), api.convert(array, to="dlx")
+    must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
+    must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
+    must(info.address in (0, tensor.data_ptr), f"at {info.address:#x}, exported from {tensor.data_ptr:#x}")
+    must(info.readonly == tensor.readonly, f"readonly={info.readonly}, exported with {tensor.readonly}")
+    must(info.framework and info.dtype_name, f"no name: {info}")
+
+
+@check("adapter", "copies", "wrong")
+def adapter_identity(lib: Subject) -> None:
+    """An array that is in the framework already stays what it is; `copy=True` makes another."""
+    array, source = _inside(lib)
+    must(api.convert(array, to=lib.adapter) is array, "another object came back")
+    copied = api.convert(array, to=lib.adapter, copy=True)
+    must(describe(copied).address != source.address, "copy=True shares the memory")
+    must(type(copied) is type(array), f"a copy is {type_name(type(copied))}")
+    same(api.convert(copied, to="dlx"), source, "copy=True")
+
+
+@check("adapter", "lifetimes", "fatal")
+def adapter_lifetimes(lib: Subject) -> None:
+    """Memory lives while an array uses it, and no longer."""
+
+    class Owner(bytearray):
+        """Memory that can be watched."""
+
+    target_of(lib)
+    array, source = _inside(lib)
+    owner = Owner(source.elements())
+    watch = weakref.ref(owner)
+    view = api.convert(memoryview(owner), to="dlx")
+    given = from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
+    del view, owner
+    result = api.convert(given, to=lib.adapter)
+    shared = describe(result).address == given.data_ptr
+    del given
+    gc.collect()
+    must(not shared or watch() is not None, "the owner was released while the result uses its memory")
+    same(api.convert(result, to="dlx"), source, "after its source was dropped")
+    del result
+    gc.collect()
+    must(watch() is None, "the owner outlives the result: it is never released")
+    back = api.convert(array, to="dlx")
+    del array
+    gc.collect()
+    same(back, source, "after its array was dropped")
+
+
+@check("adapter", "leaks", "wrong")
+def adapter_leaks(lib: Subject) -> None:
+    """Nothing is left behind, also where a conversion is refused."""
+    target = target_of(lib)
+    made = sources(target)
+
+    def once() -> None:
+        for _, source in made:
+            for options in ({}, {"copy": False}, {"copy": True}, {"readonly": "error"}, {"stream": 7}):
+                for readonly in (False, True):
+                    tensor = tensor_of(source, readonly=readonly)
+                    result, _ = attempt(api.convert, tensor, to=lib.adapter, **options)
+                    if result is not None:
+                        attempt(api.convert, result, to="dlx", **options)
+
+    once()
+    gc.collect()
+    before = native.live()
+    for _ in range(10):
+        once()
+    gc.collect()
+    left = native.live() - before
+    must(left == 0, f"{left} managed tensors stay behind after {10 * len(made) * 10} conversions")
+
+
+@check("adapter", "threads", "fatal")
+def adapter_threads(lib: Subject) -> None:
+    """Many threads may convert at once."""
+    array, source = _inside(lib)
+    mine = [_plain(lib) for _ in range(8)]
+    before = native.live()
+
+    def work(i: int) -> None:
+        for _ in range(50):
+            same(api.convert(array, to="dlx"), source, "out of it")
+            same(api.convert(api.convert(tensor_of(mine[i]), to=lib.adapter), to="dlx"), mine[i], "and into it")
+
+    together_well(work)
+    gc.collect()
+    must(native.live() == before, f"{native.live() - before:+} managed tensors stay behind")
+
+
+@check("adapter", "contract", "wrong")
+def adapter_fast_path(lib: Subject) -> None:
+    """Its fast-path types take the fast path to the same result as the Python path."""
+    adapter = own_of(lib)
+    lib.needs(adapter.fast_path is not None and adapter.fast_path.types, "it lists no fast-path types")
+    slow = inspect.unwrap(api.convert)
+    target = target_of(lib)
+    for dtype in dtypes_of(target):
+        array = api.convert(tensor_of(Source(dtype, _shape(target))), to=lib.adapter)
+        for to in ("dlx", lib.adapter):
+            pair = [attempt(path, array, to=to) for path in (api.convert, api.convert, slow)]
+            raised = {type(error) for _, error in pair}
+            must(len(raised) == 1, f"{dtype} to {to}: {', '.join(error_line(error) for _, error in pair if error)}")
+            if pair[0][1] is None:
+                said = {str(describe(result)) + str(describe(result).address) for result, _ in pair}
+                must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
+
+
+@check("adapter", "contract", "wrong")
+def adapter_containers(lib: Subject) -> None:
+    """Containers keep their type and paths, and every array in them is converted."""
+    lib.needs(lib.containers, "no containers are given")
+    for name, make in lib.containers.items():
+        tree = make(api.convert(tensor_of(Source("float32", (4, 6))), to="dlx"))
+        plan = api.plan(tree, to="dlx")
+        must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: no array is found in it: {plan}")
+        try:
+            result = api.convert(tree, to="dlx", copy=True)
+        except DlxError as error:
+            raise Broken(f"{name}: {error_line(error)}") from error
+        again = api.plan(result, to="dlx")
+        before, after = ([leaf.path for leaf in each.leaves] for each in (plan, again))
+        must(before == after, f"{name}: paths {before} became {after}")
+        must(type(result) is type(tree), f"{name} became {type_name(type(result))}")
+
+
+@check("adapter", "contract", "friction", alone=True)
+def adapter_imports_nothing(lib: Subject) -> None:
+    """Finding and loading the adapter does not import its framework."""
+    adapter = own_of(lib)
+    lib.needs(adapter.package != "dlx", "it is dlx's own")
+    code = f"""
+import importlib, sys
+module = importlib.import_module({type(adapter).__module__!r})
+getattr(module, "dlx_adapters", list)()
+print({adapter.package!r} in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
+    must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
+    must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
+
+
+@check("adapter", "threads", "fatal", alone=True)
+def adapter_end(lib: Subject) -> None:
+    """The process ends well while converted arrays are still held."""
+    array, _ = _inside(lib)
+    cycle: list[Any] = [array, api.convert(array, to="dlx"), _inside(lib)[0]]
+    cycle.append(cycle)
+    builtins.held_by_the_kit = [_inside(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
