@@ -13,12 +13,10 @@ from dlx.cli import targets
 from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
 from dlx.cli.render import tables
-from dlx.cli.sources.words import open_sources
+from dlx.cli.sources import open_sources
 from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
-
-_COPY = {word: value for value, word in COPY.items()}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -26,13 +24,13 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     sources, errors = open_sources(arguments.sources, screen, arguments.readonly)
     options = {
         "device": None if arguments.device is None else Device(arguments.device),
-        "copy": _COPY[arguments.copy],
+        "copy": next(value for value, word in COPY.items() if word == arguments.copy),
         "readonly": arguments.readonly,
         "detach": arguments.detach,
     }
     with screen.working("importing targets"):
         names = targets.chosen(arguments.to)
-    options_said = _said(arguments)
+    given = _written(arguments)
     documents: list[dict[str, Any]] = []
     refused = 0
     for number, source in enumerate(sources):
@@ -47,15 +45,16 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if number:
             screen.line("")
         if source.is_one and len(names) > 1:
-            screen.heading(source.name, ", ".join(filter(None, (_what(source), options_said))))
+            screen.heading(source.name, ", ".join(filter(None, (_what(source), given))))
             tables.outcomes([planned[0] for planned in plans.values()], screen)
         else:
             for i, (name, planned) in enumerate(plans.items()):
                 if i:
                     screen.line("")
-                _show(source, name, planned, options_said, arguments.all, screen)
+                _show(source, name, planned, given, arguments.all, screen)
         if screen.as_json:
-            documents += [_document(source, name, planned) for name, planned in plans.items()]
+            head = {"name": source.name, "kind": source.kind}
+            documents += [head | {"target": name, "arrays": _rows(source, each)} for name, each in plans.items()]
     screen.document({"options": options, "plans": documents}, errors)
     return 2 if errors else 1 if arguments.strict and refused else 0
 
@@ -65,8 +64,8 @@ def _what(source: Source) -> str:
     return "an abstract tensor" if source.kind == "abstract" else f"{entry.shown_dtype}{extents(entry.shape)}"
 
 
-def _said(arguments: argparse.Namespace) -> str:
-    """Return the options that were set, as they are written on the command line."""
+def _written(arguments: argparse.Namespace) -> str:
+    """Return the options that were set, as on the command line."""
     words = [f"--device {arguments.device}"] if arguments.device else []
     words += [f"--copy {arguments.copy}"] if arguments.copy != "auto" else []
     words += [f"--readonly {arguments.readonly}"] if arguments.readonly != "copy" else []
@@ -112,7 +111,7 @@ def _show_one(planned: Outcome, screen: Screen) -> None:
 
 
 def _folds(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool) -> list[Fold]:
-    """Return one fold per row: entries with the same kind of name and the same outcome, in the order of the source."""
+    """Return a fold for each kind of name and outcome, in the order of the source."""
     apart: dict[tuple[str, str], list[Entry]] = {}
     for entry, fate in zip(entries, planned, strict=True):
         apart.setdefault((fate.outcome, fate.shown()), []).append(entry)
@@ -133,9 +132,9 @@ def _summary(planned: Sequence[Outcome]) -> str:
     return ", ".join(parts if counts["copied"] else [*parts, "nothing copied"])
 
 
-def _document(source: Source, target: str, planned: Sequence[Outcome]) -> dict[str, Any]:
-    arrays = [
+def _rows(source: Source, planned: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return the outcomes as JSON has them."""
+    return [
         {"path": entry.path, "dtype": entry.dtype.name if entry.dtype else None, "shape": entry.shape} | each.document()
         for entry, each in zip(source.entries, planned, strict=True)
     ]
-    return {"name": source.name, "kind": source.kind, "target": target, "arrays": arrays}

@@ -1,10 +1,18 @@
-"""Resolve a source on the command line: a file, recognized by its first bytes, an object, or an abstract tensor."""
+"""Sources of the command line: files, globs, folders, stdin, objects and abstract tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import importlib
+import os
 import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,33 +24,100 @@ from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
 from dlx._files.mapping import mapped
 from dlx._files.objects import load_checkpoint
-from dlx._files.reading import OBJECTS, kind_of, opened, read
+from dlx._files.reading import ENDS, OBJECTS, kind_of, opened, read
+from dlx._files.safetensors import INDEX
+from dlx._files.signatures import other_folder
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
 from dlx.cli.model import BadInput, Entry, Source, counted
-from dlx.cli.sources.objects import dotted, entries_of, read_object
+from dlx.cli.objects import dotted, entries_of, read_object
 from dlx.errors import DlxError, DTypeError, FileError, FrameworkNotInstalledError, sentences
 from dlx.typing import Readonly
 
-__all__ = ["open_source"]
+__all__ = ["open_sources", "stdin_file"]
 
 _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_GLOB = re.compile(r"[*?]|\[[^\]]+\]")
 _ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 
 
-def open_source(name: str, screen: Screen, *, shown: str = "", readonly: Readonly | None = None) -> Source:
-    """Return what a word of the command line stands for; reading a file is shown on the screen.
+def open_sources(
+    words: list[str], screen: Screen, readonly: Readonly | None
+) -> tuple[list[Source], list[BadInput | DlxError]]:
+    """Return the sources that words name, and the errors of others; raise the only error if there is no source.
 
-    `shown` is what the source is called where that is another name. With `readonly`, arrays of files are opened to be
-    planned, as by ``dlx.open(readonly=...)``; without it a header is only listed.
-
-    Raises
-    ------
-    BadInput
-        If it stands for nothing, or is not what it says it is; the message names it.
+    With `readonly`, arrays of files are opened to be planned, as by ``dlx.open(readonly=...)``; without it a header is
+    only listed.
     """
-    path, called = Path(name), shown
-    shown = shown or one_line(name, 120)
+    sources: list[Source] = []
+    errors: list[BadInput | DlxError] = []
+    for word in words:
+        try:
+            for name in _names(word):
+                try:
+                    with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
+                        sources.append(_open_source(path, screen, "-" if name == "-" else "", readonly))
+                except (BadInput, DlxError) as error:
+                    errors.append(error)
+        except BadInput as error:
+            errors.append(error)
+    if len(errors) == 1 and not sources:
+        raise errors[0]
+    return sources, errors
+
+
+def _names(word: str) -> Iterator[str]:
+    """Give the names of all sources that one word names."""
+    shown = one_line(word, 120)
+    if _URL.match(word):
+        raise BadInput(f"{shown}: dlx reads files of this machine only: fetch it first, for instance with curl -LO")
+    with contextlib.suppress(OSError, ValueError):  # opening it fails, too
+        if os.path.isdir(word):  # noqa: PTH112
+            yield from _folder(Path(word), shown)
+            return
+        if not os.path.lexists(word) and _GLOB.search(word):
+            found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207
+            if not found and re.search(r"[*?]", word):
+                raise BadInput(f"{shown}: no file has a name like this")
+            if found:
+                for each in found:
+                    yield from _names(each)
+                return
+    yield word
+
+
+def _folder(path: Path, shown: str) -> list[str]:
+    """Return the files of a folder that dlx reads; the folder itself if it is one checkpoint or store."""
+    names = sorted(each.name for each in path.iterdir() if each.is_file())
+    if other_folder(path) is not None or any(name.endswith(INDEX) for name in names):
+        return [str(path)]
+    known = [str(path / name) for name in names if name.endswith(ENDS)]
+    if not known:
+        ends = ", ".join(ENDS)
+        raise BadInput(f"{shown}: none of the {len(names)} files in this folder has a name that ends in one of {ends}")
+    return known
+
+
+@contextlib.contextmanager
+def stdin_file(screen: Screen) -> Iterator[str]:
+    """Give a path of stdin, or of its contents in a file without a name if it is a pipe."""
+    if sys.stdin is None:
+        raise BadInput("-: stdin is closed")
+    descriptor = sys.stdin.fileno()
+    with contextlib.ExitStack() as stack:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            kept = stack.enter_context(tempfile.TemporaryFile())
+            with screen.working("reading stdin"):
+                shutil.copyfileobj(sys.stdin.buffer, kept)
+            kept.flush()
+            descriptor = kept.fileno()
+        yield f"/proc/self/fd/{descriptor}"
+
+
+def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None) -> Source:
+    """Return the source that a name means; `called` is the name to show if it is another one."""
+    path, shown = Path(name), called or one_line(name, 120)
     try:
         if not name:
             raise BadInput("an empty name stands for nothing")
@@ -57,9 +132,8 @@ def open_source(name: str, screen: Screen, *, shown: str = "", readonly: Readonl
             return _abstract(name, abstract)
         if named is not None:
             return read_object(name, named["module"], named["path"])
-        raise BadInput(
-            "there is no such file, and it is neither pkg.mod:attr nor a dtype with a shape such as 'float32[3,4]'"
-        )
+        reason = "it is neither pkg.mod:attr nor a dtype with a shape such as 'float32[3,4]'"
+        raise BadInput(f"there is no such file, and {reason}")
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
     except (FileError, FrameworkNotInstalledError) as error:
@@ -101,7 +175,7 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
 
 
 def _opened(path: Path, readonly: Readonly) -> list[Entry]:
-    """Return the arrays that `dlx.open` gives, which are those that are planned."""
+    """Return the arrays of `dlx.open`, which are planned."""
     entries, _ = entries_of(mapped(path, private=readonly == "share"), lambda keys: str(keys[0]))
     return entries
 
@@ -172,13 +246,13 @@ def _read_parquet(file: File, _: Readonly) -> Source:
 
 
 def _refusal(column: Any) -> str:
-    """Return why a column is no array outside of Arrow; empty if it is one."""
+    """Return the reason why a column is no array outside of Arrow; empty if it is one."""
     error = plan(column, to="dlx").error
     return sentences(error.reason, error.fix) if isinstance(error, DlxError) else ""
 
 
 def _column(pa: Any, field: Any, rows: int) -> Entry:
-    """Return what the schema says of a column."""
+    """Describe a column by its schema."""
     empty, name = pa.nulls(0, field.type), str(field.type)
     refused = _refusal(empty)
     notes = ("nulls are allowed",) if field.nullable else ()

@@ -1,4 +1,4 @@
-"""Objects in memory: `pkg.mod:attr` from the command line, and the arrays inside containers."""
+"""Objects in memory: `pkg.mod:attr` of the command line, and the arrays in containers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import AdapterNotFoundError, Attribute, ConversionError, DlxError, path_text, sentences
 
-__all__ = ["capsule_facts", "dotted", "entries_of", "layout", "read_object"]
+__all__ = ["capsule_facts", "dotted", "entries_of", "read_object"]
 
 _STEP = re.compile(r"\.?([^\W\d]\w*)|\[([^\[\]]+)\]")
 _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SUBBYTE_TYPE_PADDED"}
 
 
 def read_object(name: str, module: str, path: str) -> Source:
-    """Import a module, which runs it, and describe what one of its attributes holds."""
+    """Import a module, which runs it, and describe the arrays of one of its attributes."""
     sys.path.insert(0, "")  # as `python -m` does: the folder that the user is in
     try:
         if importlib.util.find_spec(module.partition(".")[0]) is not None:  # else nothing is run
@@ -79,12 +79,12 @@ def read_object(name: str, module: str, path: str) -> Source:
 
 
 def _said(error: BaseException) -> str:
-    """Return an error in one line: its class, and its text if it has one."""
+    """Return an error in one line."""
     return one_line(exception_text(error, 240), 300)
 
 
 def _instead(module: str, path: str, attribute: str) -> str:
-    """Say what a module holds, where it was asked for something of another name."""
+    """Return a sentence that names what a module has instead of a missing name."""
     if path != attribute:
         return ""
     names = {key: each for key, each in vars(sys.modules[module]).items() if key[:1] != "_"}
@@ -94,7 +94,7 @@ def _instead(module: str, path: str, attribute: str) -> str:
 
 
 def in_python(path: tuple[Any, ...]) -> str:
-    """Return a path in an object as Python would write it, without the object's name."""
+    """Return a path in an object as Python would write it behind the object's name."""
     return path_text(path, "")
 
 
@@ -105,13 +105,13 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 
 def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:
-    """Return (entries of an array, or of the arrays in a tree as `dlx.convert` walks it, how many values are none).
+    """Return (entries of an array or of the arrays in a tree, the number of other values); nothing is converted.
 
-    A lazy view stands for its source; nothing is converted. ``named(path)`` is the name of an entry.
+    ``named(path)`` is the name of an entry. A lazy view means its source.
     """
     handler = lookup.kind(type(root)).handler
     if handler is None:
-        entry = _looked_at("", root)
+        entry = _entry("", root)
         return ([], 1) if entry is None else ([entry], 0)
     failures = Failures("", collect=True)
     tree = Tree(root, handler, failures)
@@ -121,7 +121,7 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
     stands = Counter(children)
     entries = []
     for i, array in enumerate(tree.arrays):
-        entry = _looked_at(named(tree.path(i)), array)
+        entry = _entry(named(tree.path(i)), array)
         if entry is not None:
             again = (f"in {stands[id(array)]} places",) if stands[id(array)] > 1 else ()
             entries.append(replace(entry, notes=(*entry.notes, *again)))
@@ -129,32 +129,29 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
     return entries, sum(each not in known for each in children)
 
 
-def _looked_at(path: str, obj: Any) -> Entry | None:
-    try:
-        return _entry(path, obj, describe(obj))
-    except AdapterNotFoundError:
-        return None
-    except ConversionError as error:
-        return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
-
-
 def _refused(path: str, what: str, error: DlxError) -> Entry:
     refused = one_line(sentences(error.reason, error.fix))
     return Entry(path, None, what, None, None, "?", refused=refused, error=error)
 
 
-def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:
-    device = str(info.device) if info.device is not None else "?"
+def _entry(path: str, obj: Any) -> Entry | None:
+    """Describe an object; None if it is no array."""
+    try:
+        info = describe(obj)
+    except AdapterNotFoundError:
+        return None
+    except ConversionError as error:
+        return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
+    device = "?" if info.device is None else str(info.device)
     known = info.shape is not None and (info.dtype is not None or info.nbytes)
-    nbytes = info.nbytes if known else None
     return Entry(
-        path, info.dtype, info.dtype_name or "?", info.shape, nbytes, device, layout(info), info=info, obj=obj,
-        notes=info.notes,
+        path, info.dtype, info.dtype_name or "?", info.shape, info.nbytes if known else None, device, _layout(info),
+        info=info, obj=obj, notes=info.notes,
     )  # fmt: skip
 
 
-def layout(info: ArrayInfo) -> str:
-    """Return ``"C"``, ``"F"``, ``"strided"``, or nothing where it is not known."""
+def _layout(info: ArrayInfo) -> str:
+    """Return ``"C"``, ``"F"``, ``"strided"``, or nothing if it is unknown."""
     if info.shape is None or info.strides is None:
         return ""
     if info.contiguous():
@@ -163,10 +160,10 @@ def layout(info: ArrayInfo) -> str:
 
 
 def capsule_facts(obj: Any) -> dict[str, Any]:
-    """Ask an object for a capsule, look at it, and drop it: name, version, flags, or why there is none."""
+    """Ask an object for a capsule, and drop it: return name, version and flags, or the reason why there is none."""
     state = native.capsule_state(obj)
     if state is not None:
-        return _of_capsule(obj) if state != "used" else {"refused": "the capsule was used before"}
+        return _read_capsule(obj) if state != "used" else {"refused": "the capsule was used before"}
     if not hasattr(type(obj), "__dlpack__"):
         return {}
     reason = dlpack.why_no_numbers(obj)
@@ -177,24 +174,20 @@ def capsule_facts(obj: Any) -> dict[str, Any]:
             capsule = obj.__dlpack__(max_version=(native.lib.DLX_DLPACK_MAJOR, native.lib.DLX_DLPACK_MINOR))
         except TypeError:
             capsule = obj.__dlpack__()
-        return _of_capsule(capsule)
-    except (Exception, SystemExit) as error:  # a producer says no in its own words
+        return _read_capsule(capsule)
+    except (Exception, SystemExit) as error:
         return {"refused": _said(error)}
 
 
-def _of_capsule(capsule: Any) -> dict[str, Any]:
+def _read_capsule(capsule: Any) -> dict[str, Any]:
     if native.capsule_state(capsule) != "versioned":
         return {"name": "dltensor", "version": None, "flags": []}
     get = ctypes.PyDLL(None).PyCapsule_GetPointer  # ctypes.pythonapi belongs to everybody
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     struct = DLManagedTensorVersioned.from_address(get(capsule, b"dltensor_versioned"))
     facts = {"name": "dltensor_versioned", "version": [struct.version.major, struct.version.minor]}
-    if struct.version.major != native.lib.DLX_DLPACK_MAJOR:  # what follows may lie elsewhere
+    if struct.version.major != native.lib.DLX_DLPACK_MAJOR:  # later fields may lie elsewhere
         return {**facts, "flags": []}
     known = [word for bit, word in _FLAGS.items() if struct.flags & bit]
     rest = struct.flags & ~sum(_FLAGS)
-    return {
-        **facts,
-        "flags": known + ([hex(rest)] if rest else []),
-        "byte_offset": struct.dl_tensor.byte_offset,
-    }
+    return {**facts, "flags": [*known, *([hex(rest)] if rest else [])], "byte_offset": struct.dl_tensor.byte_offset}
