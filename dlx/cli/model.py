@@ -65,9 +65,9 @@ def extents(shape: tuple[int, ...] | None) -> str:
     return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural for several."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, word: str) -> str:
+    """Return a number with the word that it counts, in the plural for several."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,12 @@ class Check:
             )
         return text
 
+    def explain(self, subject: Subject, verdict: Verdict) -> str:
+        """Return the promise, the fault, and code that shows it; or the failure of the kit."""
+        if verdict.status == "error":
+            return f"{self.name}: the kit failed, which says nothing of {subject.name}\n{verdict.seen}"
+        return f"{self.promise}\n{verdict.seen}\n\n{self.reproduction(subject)}"
+
 
 def _last_tried(error: Exception) -> str:
     """Return the innermost array in the kit's frames of an error."""

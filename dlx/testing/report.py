@@ -18,7 +18,7 @@ from dlx.testing.subject import Subject
 __all__ = ["ABOUT", "MARKS", "SCHEMA", "Grades", "as_json", "as_text", "ordered"]
 
 SCHEMA = 1
-"""Version of what ``--json`` prints."""
+"""Version of the document of ``--json``."""
 
 ABOUT = (
     "dtypes", "layouts", "read-only", "copies", "versions", "keywords", "errors", "refusals", "lifetimes", "threads",
@@ -27,6 +27,7 @@ ABOUT = (
 """Rows of the table at a glance, in order."""
 
 MARKS = {"keeps": "✓", "breaks": "✗", "excepted": "(✗)", "n/a": "-", "error": "!"}
+_STYLES = {"keeps": "good", "breaks": "bad", "excepted": "warn", "n/a": "quiet", "error": "bad"}
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,9 @@ class Grades:
 
 
 def ordered(names: Container[str]) -> list[Check]:
-    """Return the checks with these names, by kind, then by subject matter."""
+    """Return the checks with these names, by kind, then by the rows of the table."""
     named = (check for check in CHECKS.values() if check.name in names)
     return sorted(named, key=lambda check: (KINDS.index(check.kind), ABOUT.index(check.about)))
-
-
-_STYLES = {"keeps": "good", "breaks": "bad", "excepted": "warn", "n/a": "quiet", "error": "bad"}
 
 
 def as_text(grades: Grades, screen: Screen) -> None:
@@ -68,21 +66,20 @@ def as_text(grades: Grades, screen: Screen) -> None:
     verdicts = {verdict.check: verdict for verdict in grades.verdicts}
     found = [(check, verdicts[check.name]) for check in ordered(verdicts)]
     screen.heading(f"{grades.title}: {grades.counted()}")
-    if screen.plain:
-        for check, verdict in found:
+    rows: list[list[Cell]] = []
+    for check, verdict in found:
+        mark = (MARKS[verdict.status], _STYLES[verdict.status])
+        rows.append([mark, f"{check.name}: {check.promise}", _seen(verdict)])
+        if screen.plain:
             screen.block(f"{verdict.status:<8} {check.kind:<8} {check.name:<24} {_seen(verdict)}".rstrip())
-    else:
-        rows: list[list[Cell]] = [
-            [(MARKS[verdict.status], _STYLES[verdict.status]), f"{check.name}: {check.promise}", _seen(verdict)]
-            for check, verdict in found
-        ]
+    if not screen.plain:
         screen.table(["", "promise", "seen"], rows)
     for check, verdict in found:
         if verdict.status == "breaks":
             code = textwrap.indent(check.reproduction(grades.subject), "    ")
             screen.block(f"\n{check.name}: {check.promise}\n  {_seen(verdict)}\n\n{code}")
         elif verdict.status == "error":
-            screen.block(f"\n{check.name}: the kit failed, which says nothing of {grades.subject.name}\n{verdict.seen}")
+            screen.block(f"\n{check.explain(grades.subject, verdict)}")
 
 
 def _seen(verdict: Verdict) -> str:

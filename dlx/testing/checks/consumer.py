@@ -12,8 +12,7 @@ from dlx._protocols.pointer import from_pointer
 from dlx.testing.check import check, unless_refused
 from dlx.testing.checks.producer import MIB, none_left, together, together_well
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
-from dlx.testing.support.capsules import swept
-from dlx.testing.support.producers import LAYOUTS, OTHERS, OldSource, Source
+from dlx.testing.support.producers import LAYOUTS, OTHERS, OldSource, Source, swept
 
 
 def right_or_refused(lib: Subject, source: Source) -> str | None:

@@ -1,7 +1,6 @@
 """Capsules as the kit makes and reads them: raw structs by cffi, names and pointers by CPython's API.
 
-A `Taken` reads a producer's capsule field by field. An `Export` is a capsule whose deleter counts in C, from any thread
-and without the GIL (`dlx_count_managed`).
+A `Taken` reads a producer's capsule field by field, an `Export` is a capsule of the kit.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from dlx._core.extension import ffi, lib
+from dlx._core.extension import ffi
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType, contiguous
 from dlx._support.module import set_module
 
-__all__ = ["Export", "NotACapsule", "Taken", "elements", "swept"]
+__all__ = ["LEGACY", "VERSIONED", "NotACapsule", "Taken", "elements", "has_destructor", "name_of", "new_capsule"]
 
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 _NAMES: dict[bytes, Any] = {}  # never freed: a capsule keeps the pointer to its name, also beyond the interpreter
@@ -38,8 +36,7 @@ _get_name = _function(_api, "PyCapsule_GetName", ctypes.c_char_p, _OBJECT)
 _get_pointer = _function(_api, "PyCapsule_GetPointer", _ADDRESS, _OBJECT, ctypes.c_char_p)
 _set_name = _function(_api, "PyCapsule_SetName", ctypes.c_int, _OBJECT, _ADDRESS)
 _get_destructor = _function(_api, "PyCapsule_GetDestructor", _ADDRESS, _OBJECT)
-# A destructor that does nothing: some consumers rename a capsule, others clear its destructor.
-_NOTHING = ctypes.cast(_api.Py_IsInitialized, _ADDRESS)
+_NOTHING = ctypes.cast(_api.Py_IsInitialized, _ADDRESS)  # a destructor that does nothing
 _CAPSULE = type(_new(1, None, None))
 
 
@@ -51,6 +48,16 @@ def _name(text: bytes) -> int:
     if text not in _NAMES:
         _NAMES[text] = _strdup(text)
     return int(_NAMES[text])
+
+
+def new_capsule(managed: Any, name: bytes) -> Any:
+    """Return a capsule of a struct, with a destructor that does nothing."""
+    return _new(_address(managed), _name(name), _NOTHING)
+
+
+def has_destructor(capsule: Any) -> bool:
+    """Return whether a capsule has a destructor; some consumers clear it instead of renaming the capsule."""
+    return bool(_get_destructor(capsule))
 
 
 def name_of(capsule: Any) -> bytes:
@@ -171,70 +178,3 @@ class Taken:
         # atexit(3) itself is no symbol of glibc's library.
         at_exit = _function(_C, "__cxa_atexit", ctypes.c_int, _ADDRESS, _ADDRESS, _ADDRESS)
         at_exit(_address(self.managed.deleter), _address(self.managed), None)
-
-
-class Export:
-    """One capsule that the kit exports; its destructor does nothing, and the kit frees it unless it is consumed."""
-
-    _alive: ClassVar[list[Export]] = []  # structs that a consumer may still use
-
-    def __init__(
-        self,
-        data: int,
-        shape: Sequence[int],
-        strides: Sequence[int] | None,
-        dtype: Sequence[int],
-        *,
-        keep: Any,
-        legacy: bool,
-        device: tuple[int, int] = (1, 0),
-        version: tuple[int, int] = (1, 0),
-        flags: int = 0,
-        byte_offset: int = 0,
-        deleter: bool = True,
-        poisoned: bool = False,
-        name: bytes = b"",
-    ) -> None:
-        self.legacy, self.keep = legacy, keep
-        self.managed = ffi.new("DLManagedTensor *" if legacy else "DLManagedTensorVersioned *")
-        self._count = ffi.new("uint64_t *")
-        self._numbers = [ffi.new("int64_t[]", list(shape) or 1)]
-        self._numbers += [ffi.NULL if strides is None else ffi.new("int64_t[]", list(strides) or 1)]
-        tensor = self.managed.dl_tensor
-        if poisoned:  # every field after the flags is of another ABI: reading one of them is the fault
-            ffi.buffer(ffi.addressof(tensor))[:] = b"\xff" * ffi.sizeof("DLTensor")
-        else:
-            tensor.data, tensor.ndim, tensor.byte_offset = ffi.cast("void *", data), len(shape), byte_offset
-            tensor.shape, tensor.strides = self._numbers
-            tensor.device.device_type, tensor.device.device_id = device
-            tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = dtype
-        self.managed.manager_ctx = self._count
-        if deleter:
-            self.managed.deleter = ffi.addressof(lib, "dlx_count_legacy" if legacy else "dlx_count_managed")
-        if not legacy:
-            self.managed.version.major, self.managed.version.minor = version
-            self.managed.flags = flags
-        self.name = name or (LEGACY if legacy else VERSIONED)
-        self.capsule = _new(_address(self.managed), _name(self.name), _NOTHING)
-        self._alive.append(self)
-
-    @property
-    def deleted(self) -> int:
-        """The number of calls of the deleter."""
-        return int(self._count[0])
-
-    @property
-    def consumed(self) -> bool:
-        """Whether a consumer became the owner: it renamed the capsule, or cleared its destructor."""
-        return bool(_get_name(self.capsule) != self.name or not _get_destructor(self.capsule))
-
-
-# A consumer may hold a struct when Python ends and clears modules in any order: the list outlives them.
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(Export._alive))
-
-
-def swept() -> int:
-    """Release the exports that no consumer can reach any more; return how many are left."""
-    left = (export for export in Export._alive if not export.deleted)
-    Export._alive[:] = [export for export in left if export.consumed or sys.getrefcount(export.capsule) > 2]
-    return len(Export._alive)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
-from dlx._core.extension import ffi
+from dlx._core.extension import ffi, lib
 from dlx._core.types import IS_COPIED, READ_ONLY, DType, row_major
 from dlx._support.module import set_module
-from dlx.testing.support.capsules import Export, Taken, elements
+from dlx.testing.support.capsules import LEGACY, VERSIONED, Taken, elements, has_destructor, name_of, new_capsule
 
-__all__ = ["LAYOUTS", "OTHERS", "VIEWS", "OldSource", "Source", "pattern", "spread"]
+__all__ = ["LAYOUTS", "OTHERS", "VIEWS", "OldSource", "Source", "pattern", "spread", "swept"]
 
 # Exponent and mantissa bits of the formats that have several NaNs.
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
@@ -83,7 +86,66 @@ def spread(data: bytes, dtype: str, count: int) -> bytes:
     return elements(int(ffi.cast("uintptr_t", memory)), (count,), None, DType(dtype))
 
 
+class Export:
+    """One capsule of a `Source`, whose deleter counts in C, from any thread and without the GIL.
+
+    Its destructor does nothing: the kit frees the capsule unless it is consumed.
+    """
+
+    _alive: ClassVar[list[Export]] = []  # structs that a consumer may still use
+
+    def __init__(self, source: Source, legacy: bool, flags: int) -> None:
+        self.legacy, self.keep = legacy, source.memory
+        self.managed = ffi.new("DLManagedTensor *" if legacy else "DLManagedTensorVersioned *")
+        self._count = ffi.new("uint64_t *")
+        shape = source.shape if source.claims is None else source.claims
+        strides = None if source.null_strides else source.strides
+        self._numbers = [ffi.new("int64_t[]", list(shape) or 1)]
+        self._numbers += [ffi.NULL if strides is None else ffi.new("int64_t[]", list(strides) or 1)]
+        tensor = self.managed.dl_tensor
+        if source.poisoned:  # the fields of another ABI, which must not be read
+            ffi.buffer(ffi.addressof(tensor))[:] = b"\xff" * ffi.sizeof("DLTensor")
+        else:
+            data = source.address if source.data is None else source.data
+            tensor.data = ffi.cast("void *", data and data - source.byte_offset)
+            tensor.ndim, tensor.byte_offset = len(shape), source.byte_offset
+            tensor.shape, tensor.strides = self._numbers
+            tensor.device.device_type, tensor.device.device_id = source.device
+            tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = source.code or source.dtype
+        self.managed.manager_ctx = self._count
+        if source.deleter:
+            self.managed.deleter = ffi.addressof(lib, "dlx_count_legacy" if legacy else "dlx_count_managed")
+        if not legacy:
+            self.managed.version.major, self.managed.version.minor = source.version
+            self.managed.flags = flags
+        self.name = source.name or (LEGACY if legacy else VERSIONED)
+        self.capsule = new_capsule(self.managed, self.name)
+        self._alive.append(self)
+
+    @property
+    def deleted(self) -> int:
+        """The number of calls of the deleter."""
+        return int(self._count[0])
+
+    @property
+    def consumed(self) -> bool:
+        """Whether a consumer became the owner: it renamed the capsule, or cleared its destructor."""
+        return name_of(self.capsule) != self.name or not has_destructor(self.capsule)
+
+
+# A consumer may hold a struct when Python ends and clears modules in any order: the list outlives them.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(Export._alive))
+
+
+def swept() -> int:
+    """Release the exports that no consumer can reach any more; return how many are left."""
+    left = (export for export in Export._alive if not export.deleted)
+    Export._alive[:] = [export for export in left if export.consumed or sys.getrefcount(export.capsule) > 2]
+    return len(Export._alive)
+
+
 @set_module("dlx.testing")
+@dataclass(eq=False, repr=False)
 class Source:
     """A producer that does exactly what its parameters say, and logs its calls.
 
@@ -113,8 +175,10 @@ class Source:
         An object for ``__dlpack__`` to return instead of a capsule.
     claims, code
         Shape and dtype to state in the struct instead of the true ones.
-    struct
-        Further options of `Export`.
+    version, deleter, poisoned
+        Version of the struct, whether it has a deleter, and whether every field behind the flags is filled with ones.
+    name
+        Name of the capsule, if it is an invalid one.
 
     Attributes
     ----------
@@ -124,41 +188,40 @@ class Source:
         All exported capsules.
     """
 
-    def __init__(
-        self,
-        dtype: str = "float32",
-        shape: Sequence[int] = (4,),
-        strides: Sequence[int] | None = None,
-        *,
-        readonly: bool = False,
-        legacy: bool | None = None,
-        null_strides: bool = False,
-        shift: int = 0,
-        byte_offset: int = 0,
-        device: tuple[int, int] = (1, 0),
-        says: tuple[int, int] | None = None,
-        data: int | None = None,
-        raises: BaseException | None = None,
-        answer: Any = Ellipsis,
-        claims: Sequence[int] | None = None,
-        code: tuple[int, int, int] | None = None,
-        **struct: Any,
-    ) -> None:
-        self.dtype, self.shape = DType(dtype), tuple(shape)
-        self.strides = row_major(self.shape) if strides is None else tuple(strides)
+    dtype: Any = "float32"
+    shape: Sequence[int] = (4,)
+    strides: Sequence[int] | None = None
+    _: KW_ONLY
+    readonly: bool = False
+    legacy: bool | None = None
+    null_strides: bool = False
+    shift: int = 0
+    byte_offset: int = 0
+    device: tuple[int, int] = (1, 0)
+    says: tuple[int, int] | None = None
+    data: int | None = None
+    raises: BaseException | None = None
+    answer: Any = Ellipsis
+    claims: Sequence[int] | None = None
+    code: tuple[int, int, int] | None = None
+    version: tuple[int, int] = (1, 0)
+    deleter: bool = True
+    poisoned: bool = False
+    name: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.dtype, self.shape = DType(self.dtype), tuple(self.shape)
+        self.strides = row_major(self.shape) if self.strides is None else tuple(self.strides)
         size = self.dtype.bits * self.dtype.lanes
         spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent > 1]
         low, high = sum(span for span in spans if span < 0), sum(span for span in spans if span > 0)
         count = min(high - low + 1, 1 << 20)  # absurd shapes are promised, not filled
-        filling = pattern(dtype, count)
-        self.memory = ffi.new("char[]", len(filling) + 1024 + shift + byte_offset)
+        filling = pattern(self.dtype.name, count)
+        self.memory = ffi.new("char[]", len(filling) + 1024 + self.shift + self.byte_offset)
         start = int(ffi.cast("uintptr_t", self.memory))
-        start += -start % 256 + 256 + shift
+        start += -start % 256 + 256 + self.shift
         ffi.buffer(ffi.cast("char *", start), len(filling))[:] = filling
         self.address = start - low * size // 8
-        self.readonly, self.legacy, self.raises, self.answer = readonly, legacy, raises, answer
-        self.null_strides, self.byte_offset, self.device, self.says = null_strides, byte_offset, device, says
-        self.data, self.struct, self.claims, self.code = data, struct, claims, code
         self.calls: list[dict[str, Any]] = []
         self.exports: list[Export] = []
 
@@ -168,17 +231,10 @@ class Source:
 
     def capsule(self, *, legacy: bool = False, flags: int = 0) -> Any:
         """Return a fresh capsule."""
-        struct = {"flags": (READ_ONLY if self.readonly else 0) | flags, **self.struct}
-        data = self.address if self.data is None else self.data
-        shape = self.shape if self.claims is None else self.claims
-        strides = None if self.null_strides else self.strides
-        start = data - self.byte_offset if data else 0
-        facts = {"device": self.device, "byte_offset": self.byte_offset, **struct}
-        export = Export(start, shape, strides, self.code or self.dtype, keep=self.memory, legacy=legacy, **facts)
-        self.exports.append(export)
-        return export.capsule
+        self.exports.append(Export(self, legacy, flags | (READ_ONLY if self.readonly else 0)))
+        return self.exports[-1].capsule
 
-    def answered(self, keywords: dict[str, Any]) -> Any:
+    def _export(self, keywords: dict[str, Any]) -> Any:
         """Log a call of ``__dlpack__`` and answer it."""
         self.calls.append(keywords)
         if self.raises is not None:
@@ -208,7 +264,7 @@ class Source:
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
         given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-        return self.answered({key: value for key, value in given.items() if value is not None})
+        return self._export({key: value for key, value in given.items() if value is not None})
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device if self.says is None else self.says
@@ -233,4 +289,4 @@ class OldSource(Source):
     """A producer from before DLPack 1.0: it knows `stream` only."""
 
     def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
-        return self.answered({} if stream is None else {"stream": stream})
+        return self._export({} if stream is None else {"stream": stream})
