@@ -8,8 +8,6 @@ from dlx._support.screen import Screen
 from dlx.cli.arguments import parser
 from dlx.cli.model import BadInput
 
-__all__ = ["run"]
-
 _FILES = ("SOURCE", "IN", "OUT", "FILE", "FOLDER")  # metavars of files
 
 

@@ -24,8 +24,6 @@ from dlx.cli.objects import dotted, entries_of
 from dlx.cli.sources import stdin_file
 from dlx.errors import DlxError, FileError, sentences
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Read one file, as `dlx.open` does, and write the other."""

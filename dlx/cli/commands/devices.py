@@ -14,8 +14,6 @@ from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.cli.probe import ask
 
-__all__ = ["run"]
-
 ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
 AT_ONCE = 4  # frameworks imported at the same time
 

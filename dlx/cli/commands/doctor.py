@@ -26,8 +26,6 @@ from dlx.cli.model import BadInput, counted
 from dlx.cli.probe import ask
 from dlx.cli.targets import can_be_target
 
-__all__ = ["run"]
-
 _STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "bad"}
 
 

@@ -17,8 +17,6 @@ from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.errors import DlxError
 
-__all__ = ["run"]
-
 _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused": "✗", "": "·"}
 
 

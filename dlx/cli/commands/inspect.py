@@ -15,8 +15,6 @@ from dlx.cli.render import tables
 from dlx.cli.sources import open_sources
 from dlx.cli.targets import Outcome
 
-__all__ = ["run"]
-
 REASONS = 3  # of a kind, for each target
 
 _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}

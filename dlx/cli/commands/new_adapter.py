@@ -17,8 +17,6 @@ from dlx._support.screen import Screen
 from dlx._version import __version__
 from dlx.cli.model import BadInput
 
-__all__ = ["run"]
-
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 
 EXPORT = '''

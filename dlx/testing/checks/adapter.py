@@ -8,23 +8,27 @@ import inspect
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dlx._api import convert as api
 from dlx._api.describe import describe
 from dlx._core import native
+from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
-from dlx._core.types import HOST, SUBBYTE_PADDED, DType
+from dlx._core.stream import Stream
+from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType
 from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
-from dlx._support.reflect import type_name
-from dlx.adapter.base import Adapter, classes_of, look_up, version_of
+from dlx._support.reflect import safe_repr, type_name
+from dlx.adapter.base import Adapter, Description, classes_of, look_up, version_of
+from dlx.adapter.declarations import Blocker, Capabilities
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.testing.check import check
 from dlx.testing.checks.producer import together_well
 from dlx.testing.runner import environment
 from dlx.testing.subject import Broken, Subject, adapter_of, attempt, error_line, must
-from dlx.testing.support.answers import check_answers
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 from dlx.typing import READONLY
@@ -67,17 +71,16 @@ def sources(target: Any) -> list[tuple[str, Source]]:
     names = dtypes_of(target)
     dtype = "float32" if "float32" in names else names[0]
     whole = DType(dtype).bits % 8 == 0
-    made = []
-    for name, (_, shape, strides, _) in LAYOUTS.items():
-        if stated.ndims[0] <= len(shape) <= stated.ndims[1] and (whole or name == "empty"):
-            made.append((name, Source(dtype, shape, strides)))
+    low, high = stated.ndims
+    made = [
+        (name, Source(dtype, shape, strides))
+        for name, (_, shape, strides, _) in LAYOUTS.items()
+        if low <= len(shape) <= high and (whole or name == "empty")
+    ]
     shape = _shape(target)
-    if stated.ndims[0] <= len(shape):
-        made.append(("row-major", Source(dtype, shape)))
-        if whole:
-            step = max(DType(dtype).bits // 8, 1)
-            made.append(("off 64 bytes", Source(dtype, shape, shift=step)))
-            made.append(("misaligned", Source(dtype, shape, shift=1)))
+    shifts = {"row-major": 0, **({"off 64 bytes": DType(dtype).bits // 8, "misaligned": 1} if whole else {})}
+    if low <= len(shape):
+        made += [(name, Source(dtype, shape, shift=shift)) for name, shift in shifts.items()]
     return made
 
 
@@ -211,8 +214,7 @@ def adapter_capabilities(lib: Subject) -> str:
 @check("adapter", "read-only", "wrong")
 def adapter_readonly(lib: Subject) -> None:
     """Read-only memory cannot be written through what comes in, and is refused where it says so."""
-    target = target_of(lib)
-    source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
+    source = plain_source(lib)
     for policy in READONLY:
         result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
@@ -228,20 +230,21 @@ def adapter_readonly(lib: Subject) -> None:
             must(source.elements() == before, f"readonly={policy!r}: the result writes to the source")
 
 
-def _inside(lib: Subject) -> tuple[Any, Source]:
-    """Return (an array of the framework, what it was made of)."""
-    source = _plain(lib)
-    return api.convert(tensor_of(source), to=lib.adapter), source
-
-
-def _plain(lib: Subject) -> Source:
+def plain_source(lib: Subject) -> Source:
+    """Return a row-major source for an adapter."""
     return next(source for name, source in sources(target_of(lib)) if name in ("row-major", "scalar"))
+
+
+def array_of(lib: Subject) -> tuple[Any, Source]:
+    """Return (an array of the framework, its source)."""
+    source = plain_source(lib)
+    return api.convert(tensor_of(source), to=lib.adapter), source
 
 
 @check("adapter", "contract", "wrong")
 def adapter_describes(lib: Subject) -> None:
     """`dlx.describe` says what an export gives."""
-    array = _inside(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
+    array = array_of(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
     info, tensor = describe(array), api.convert(array, to="dlx")
     must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
     must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
@@ -253,7 +256,7 @@ def adapter_describes(lib: Subject) -> None:
 @check("adapter", "copies", "wrong")
 def adapter_identity(lib: Subject) -> None:
     """An array that is in the framework already stays what it is; `copy=True` makes another."""
-    array, source = _inside(lib)
+    array, source = array_of(lib)
     must(api.convert(array, to=lib.adapter) is array, "another object came back")
     copied = api.convert(array, to=lib.adapter, copy=True)
     must(describe(copied).address != source.address, "copy=True shares the memory")
@@ -269,7 +272,7 @@ def adapter_lifetimes(lib: Subject) -> None:
         """Memory that can be watched."""
 
     target_of(lib)
-    array, source = _inside(lib)
+    array, source = array_of(lib)
     owner = Owner(source.elements())
     watch = weakref.ref(owner)
     view = api.convert(memoryview(owner), to="dlx")
@@ -318,8 +321,8 @@ def adapter_leaks(lib: Subject) -> None:
 @check("adapter", "threads", "fatal")
 def adapter_threads(lib: Subject) -> None:
     """Many threads may convert at once."""
-    array, source = _inside(lib)
-    mine = [_plain(lib) for _ in range(8)]
+    array, source = array_of(lib)
+    mine = [plain_source(lib) for _ in range(8)]
     before = native.live()
 
     def work(i: int) -> None:
@@ -387,7 +390,87 @@ print({adapter.package!r} in sys.modules)
 @check("adapter", "threads", "fatal", alone=True)
 def adapter_end(lib: Subject) -> None:
     """The process ends well while converted arrays are still held."""
-    array, _ = _inside(lib)
-    cycle: list[Any] = [array, api.convert(array, to="dlx"), _inside(lib)[0]]
+    array, _ = array_of(lib)
+    cycle: list[Any] = [array, api.convert(array, to="dlx"), array_of(lib)[0]]
     cycle.append(cycle)
-    builtins.held_by_the_kit = [_inside(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
+    builtins.held_by_the_kit = [array_of(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
+
+
+# ---- the types that hooks must return, on which a conversion relies without a check ----------------------------------
+
+_NONE = type(None)
+_INFO: dict[str, Any] = {
+    **dict.fromkeys(("framework", "type_name", "dtype_name", "owner"), str),
+    **dict.fromkeys(("protocols", "notes"), tuple),
+    **dict.fromkeys(("shape", "strides"), (tuple, _NONE)),
+    **dict.fromkeys(("nbytes", "address"), (int, _NONE)),
+    "dtype": (DType, _NONE),
+    "device": (Device, _NONE),
+}
+
+
+def check_answers(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
+    """Call every hook with an array, and a tensor if the adapter is a target; `Broken` if one returns a wrong type."""
+    for hook, kinds, function, *arguments in _calls(adapter, array, tensor):
+        answer, error = attempt(function, *arguments)
+        if error is None:  # what raises is reported by the checks that convert
+            _must_be(adapter, hook, answer, kinds)
+
+
+def _must_be(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
+    named = kinds if isinstance(kinds, tuple) else (kinds,)
+    wanted = " or ".join("None" if kind is _NONE else kind.__name__ for kind in named)
+    # By the exact type too: an object whose class cannot be asked for is of no right type.
+    found, error = attempt(lambda: type(answer) in named or isinstance(answer, kinds))
+    must(found and error is None, f"{hook} of {adapter.name!r} gave {safe_repr(answer)}, not {wanted}")
+    if type(answer) is Description:
+        for blocker in answer.blockers if isinstance(answer.blockers, tuple) else (answer.blockers,):
+            _must_be(adapter, f"{hook}, blockers", blocker, Blocker)
+        _must_be(adapter, f"{hook}, tensor", answer.tensor, (Tensor, _NONE))
+        info = answer.info() if callable(answer.info) else answer.info
+        _must_be(adapter, f"{hook}, info", info, (ArrayInfo, _NONE))
+        for field, kind in _INFO.items() if info is not None else ():
+            _must_be(adapter, f"{hook}, info.{field}", getattr(info, field), kind)
+    elif type(answer) is Capabilities:
+        for name, pair in answer.refusals.items():
+            right = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, str) for each in (name, *pair))
+            must(right, f"{hook} of {adapter.name!r} refuses {name!r} with {safe_repr(pair)}, not (reason, fix)")
+
+
+def _calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Give (name, types, function, arguments...) for the hooks that can be called for an array."""
+    exact, dtypes, devices = classes_of(adapter) or object, adapter.dtypes, adapter.devices
+    yield "describe", Description, adapter.describe, array
+    yield "export", Tensor, adapter.export, array
+    yield "capabilities", (Capabilities, _NONE), adapter.capabilities
+    if tensor is not None:
+        yield "variant", Adapter, adapter.variant, tensor
+        yield "load", exact, registry.target(adapter.name).over(tensor).adapter.load, tensor
+    if type(adapter).copy is not Adapter.copy:
+        yield "copy", exact, adapter.copy, array
+    yield "dtypes.known", frozenset, dtypes.known
+    for name in sorted(dtypes.names):
+        yield "dtypes.native_name", str, dtypes.native_name, name
+        yield "dtypes.from_native", (DType, _NONE), lambda name=name: dtypes.from_native(dtypes.to_native(DType(name)))
+    yield "devices.from_native", Device, lambda: devices.from_native(devices.to_native(HOST))
+    yield "devices.of", (Device, _NONE), devices.of, array
+    yield "devices.default", Device, devices.default
+    yield "devices.current", int, devices.current, HOST.type
+    yield "devices.activate", AbstractContextManager, devices.activate, HOST
+    yield "devices.available", Iterable, devices.available
+    if tensor is None:
+        return
+    streams, placement, writes = adapter.streams, adapter.placement, adapter.writes
+    if streams is not None and streams.ready is not None:
+        yield "streams.ready", (Stream, _NONE), streams.ready, array, tensor
+    if adapter.arrays.consume is not None:
+        yield "arrays.consume", Tensor, adapter.arrays.consume, array, tensor, False
+    if placement is not None:
+        yield "placement.load", exact, placement.load, tensor, True
+        yield "placement.is_committed", bool, placement.is_committed, array
+    if writes is not None and writes.guarded is not None:
+        yield "writes.guarded", exact, writes.guarded, array, True
+    if writes is not None and writes.count is not None:
+        yield "writes.count", (int, _NONE), writes.count, array
+    if adapter.is_tracing is not None:
+        yield "is_tracing", bool, adapter.is_tracing
