@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from dlx._support.module import set_module
 from dlx.errors import DlxError
+from dlx.testing.capsules import NotACapsule, Source
 from dlx.testing.subject import Broken, NotApplicable, Subject
-from dlx.testing.support.capsules import NotACapsule
-from dlx.testing.support.producers import Source
 
-__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds", "unless_refused"]
+__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds"]
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
@@ -81,7 +80,8 @@ class Check:
     def reproduction(self, subject: Subject) -> str:
         """Return stand-alone code that fails where the subject breaks the promise."""
         text = subject.words.get(self.name, self.shows).strip("\n")
-        for word, code in subject.words.items():
+        argument = "source.capsule()" if subject.takes_capsules else "source"
+        for word, code in {"argument": argument, **subject.words}.items():
             text = text.replace(f"{{{word}}}", code)
         if not text or any(f"{{{word}}}" in text for word in WORDS):
             return (
@@ -149,7 +149,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(
-    kind: str, about: str, severity: str, *, alone: bool = False, see: str = "", name: str = "", shows: str = ""
+    kind: str, about: str, severity: str, *, alone: bool = False, see: str = "", name: str = ""
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
     """Register a function as a check: its docstring is the promise, and below it the code that shows a fault."""
     assert kind in KINDS and severity in SEVERITIES
@@ -157,24 +157,22 @@ def check(
     def enter(function: Callable[[Subject], str | None]) -> Check:
         called = name or function.__name__.replace("_", "-")
         promise, _, code = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
-        code = _with_imports(code or shows) if code or shows else ""
+        shows = _reproduction(code) if code else ""
         assert called not in CHECKS
-        CHECKS[called] = Check(called, promise, kind, about, severity, function, alone, code, see)
+        CHECKS[called] = Check(called, promise, kind, about, severity, function, alone, shows, see)
         return CHECKS[called]
 
     return enter
 
 
-def unless_refused(step: str, then: str, *, first: str = "") -> str:
-    """Return code for `shows`: it ends well if `step` raises, else `then` decides."""
-    return f"{first}\ntry:\n    {step}\nexcept Exception:\n    raise SystemExit(0)\n{then}"
-
-
-def _with_imports(code: str) -> str:
-    """Return code behind the library's imports, its own, and those of the kit's classes."""
-    lines = code.strip("\n").splitlines()
+def _reproduction(text: str) -> str:
+    """Return code behind its imports; where a line marked `# or raises` raises, it ends well."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        step, mark, _ = line.partition("  # or raises")
+        lines += ["try:", f"    {step}", "except Exception:", "    raise SystemExit(0)"] if mark else [line]
     own = [line for line in lines if line.startswith(("import ", "from "))]
-    named = ", ".join(name for name in ("OldSource", "Source", "Taken") if re.search(rf"\b{name}\b", code))
+    named = ", ".join(name for name in ("OldSource", "Source", "Taken") if re.search(rf"\b{name}\b", text))
     kit = [f"from dlx.testing import {named}"] if named else []
     return "\n".join(["{imports}", *own, *kit, *lines[len(own) :]])
 

@@ -17,8 +17,8 @@ from dlx._api import convert as api
 from dlx._core.extension import ffi
 from dlx._core.types import DType
 from dlx._protocols.pointer import empty, from_pointer
+from dlx.testing.capsules import OTHERS, VIEWS, spread
 from dlx.testing.subject import Subject, library
-from dlx.testing.support.producers import OTHERS, VIEWS, spread
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _PLAIN = ("bool", *_INTS, "float16", "float32", "float64")
@@ -98,7 +98,7 @@ def _numpy() -> Subject:
         reshape=reshape,
         words={
             "imports": "import numpy as np", "take": "np.from_dlpack", "array": "np.arange(4, dtype='f4')",
-            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "argument": "source",
+            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)",
             "unfit": "x = np.ma.masked_array([1.0, 2.0], [False, True])",
             "readonly": "np.broadcast_to(np.float32(1), (4,))", "write": "result.fill(0)",
         },
@@ -161,7 +161,7 @@ def _torch() -> Subject:
         reshape=lambda tensor: tensor.t_(),
         words={
             "imports": "import torch", "take": "torch.from_dlpack", "array": "torch.arange(4.0)",
-            "grid": "torch.zeros(4, 6)", "reshape": "x.t_()", "argument": "source.capsule()",
+            "grid": "torch.zeros(4, 6)", "reshape": "x.t_()",
             "unfit": "x = torch.zeros(3, dtype=torch.uint8).view(torch.int4)", "write": "result.zero_()",
             "pending": "torch.tensor([1 + 2j]).conj().imag", "pending_bytes": "struct.pack('f', -2.0)",
         },
@@ -194,7 +194,7 @@ def _jax() -> Subject:
         unfit={"random key": lambda: jax.random.key(0)},
         words={
             "imports": "import jax.numpy as jnp", "take": "jnp.from_dlpack", "array": "jnp.arange(4.0)",
-            "readonly": "jnp.arange(4.0)", "argument": "source",
+            "readonly": "jnp.arange(4.0)",
         },
     )  # fmt: skip
 
@@ -212,7 +212,7 @@ def _tvm_ffi() -> Subject:
         views=_through_numpy(np.from_dlpack, tvm_ffi.from_dlpack),
         words={
             "imports": "import numpy as np, tvm_ffi", "take": "tvm_ffi.from_dlpack",
-            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "argument": "source.capsule()",
+            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))",
             "write": "np.from_dlpack(result)[...] = 0",
         },
     )  # fmt: skip
@@ -240,7 +240,7 @@ def _pyarrow() -> Subject:
         read=lambda tensor: tensor.to_numpy().tobytes(), describe=describe,
         words={
             "imports": "import numpy as np, pyarrow as pa", "take": "pa.Tensor.from_dlpack",
-            "array": "pa.Tensor.from_numpy(np.arange(4, dtype='f4'))", "argument": "source",
+            "array": "pa.Tensor.from_numpy(np.arange(4, dtype='f4'))",
             "readonly": "pa.Tensor.from_numpy(np.broadcast_to(np.float32(1), (4,)))",
             "write": "result.to_numpy().fill(0)",
         },
@@ -275,7 +275,7 @@ def _pyarrow_array() -> Subject:
         },
         words={
             "imports": "import pyarrow as pa", "take": "pa.Array.from_dlpack",
-            "array": "pa.array([0, 1, 2, 3], pa.float32())", "argument": "source",
+            "array": "pa.array([0, 1, 2, 3], pa.float32())",
             "readonly": "pa.array([0, 1, 2, 3], pa.float32())",
         },
     )  # fmt: skip
@@ -300,7 +300,6 @@ def _mlx() -> Subject:
         make=make, from_dlpack=mx.from_dlpack, takes_capsules=True, takes_copy=True, read=read, views=_VIEWS,
         words={
             "imports": "import mlx.core as mx", "take": "mx.from_dlpack", "array": "mx.arange(4.0)",
-            "argument": "source.capsule()",
         },
     )  # fmt: skip
 
@@ -326,7 +325,7 @@ def _tensorflow() -> Subject:
             "float8": lambda: tf.cast(tf.ones(3), tf.dtypes.experimental.float8_e5m2),
         },
         words={
-            "imports": "import tensorflow as tf", "argument": "source.capsule()",
+            "imports": "import tensorflow as tf",
             "take": "(lambda x: tf.experimental.dlpack.from_dlpack(x.__dlpack__() if hasattr(x, '__dlpack__') else x))",
             "array": "tf.range(4, dtype=tf.float32)", "readonly": "tf.range(4, dtype=tf.float32)",
             "unfit": "x = tf.cast(tf.ones(3), tf.dtypes.experimental.float8_e5m2)",
@@ -363,7 +362,7 @@ def _paddle() -> Subject:
             "sparse": lambda: paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]),
         },
         words={
-            "imports": "import paddle", "take": "paddle.from_dlpack", "argument": "source.capsule()",
+            "imports": "import paddle", "take": "paddle.from_dlpack",
             "array": "paddle.arange(4, dtype='float32')", "write": "result.zero_()",
             "unfit": "x = paddle.ones([3])\nx.stop_gradient = False",
         },
@@ -390,7 +389,7 @@ def _warp() -> Subject:
         unfit={"requires grad": lambda: wp.zeros(3, dtype=wp.float32, requires_grad=True, device="cpu")},
         words={
             "imports": "import numpy as np, warp as wp\nwp.init()", "take": "wp.from_dlpack",
-            "argument": "source.capsule()", "array": "wp.array(np.arange(4, dtype='f4'), device='cpu')",
+            "array": "wp.array(np.arange(4, dtype='f4'), device='cpu')",
             "write": "result.zero_()", "unfit": "x = wp.zeros(3, dtype=float, requires_grad=True, device='cpu')",
         },
     )  # fmt: skip
@@ -432,7 +431,7 @@ def _onnxruntime() -> Subject:
         unfit={"sparse": sparse},
         words={
             "imports": "import ctypes, numpy as np, onnxruntime as ort", "take": "ort.OrtValue.from_dlpack",
-            "argument": "source.capsule()", "array": "ort.OrtValue.ortvalue_from_numpy(np.arange(4, dtype='f4'))",
+            "array": "ort.OrtValue.ortvalue_from_numpy(np.arange(4, dtype='f4'))",
             "write": "ctypes.memset(result.data_ptr(), 0, result.tensor_size_in_bytes())",
         },
     )  # fmt: skip
@@ -451,7 +450,7 @@ def _array_api_strict() -> Subject:
         describe=lambda array: (array._array.ctypes.data, array.shape, array._array.dtype.name),
         words={
             "imports": "import array_api_strict as xp", "take": "xp.from_dlpack", "array": "xp.arange(4.0)",
-            "argument": "source", "write": "result[...] = 0.0",
+            "write": "result[...] = 0.0",
         },
     )  # fmt: skip
 
@@ -484,7 +483,7 @@ def _dlx() -> Subject:
         views={name: functools.partial(view, name) for name in VIEWS},
         words={
             "imports": "import dlx, functools", "take": "functools.partial(dlx.convert, to='dlx')",
-            "array": "dlx.empty((4,), 'float32')", "argument": "source.capsule()",
+            "array": "dlx.empty((4,), 'float32')",
             "readonly": "dlx.from_dlpack(bytes(16))", "write": "memoryview(result).cast('B')[0] ^= 1",
         },
     )  # fmt: skip

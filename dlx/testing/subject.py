@@ -16,8 +16,7 @@ from dlx._support.module import set_module
 from dlx._support.reflect import exception_text
 from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError
-from dlx.testing.support.capsules import Taken
-from dlx.testing.support.producers import Source, pattern, spread
+from dlx.testing.capsules import Source, Taken, pattern, spread
 
 __all__ = [
     *("LIBRARIES", "Broken", "NotApplicable", "Subject"),
@@ -181,13 +180,18 @@ class Subject:
 
     # ---- its producer -----------------------------------------------------------------------------------------------
 
+    def ask(self, array: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
+        """Return (the capsule of ``array.__dlpack__``, read, None), or (None, error)."""
+        capsule, error = attempt(array.__dlpack__, **keywords)
+        return Taken(capsule) if error is None else None, error
+
     def export(self, array: Any, **keywords: Any) -> Taken:
         """Read the capsule of ``array.__dlpack__``; an exception breaks the promise."""
-        capsule, error = attempt(array.__dlpack__, **keywords)
+        taken, error = self.ask(array, **keywords)
         if error is not None:
             said = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
             raise Broken(f"__dlpack__({said}) raised {error_line(error)}") from error
-        return Taken(capsule)
+        return taken  # type: ignore[no-any-return]
 
     def versioned(self, array: Any) -> Taken:
         """Return a versioned export; a legacy one if it has no other."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 import dlx
 from dlx._core.native import ffi, tensor_view
 from dlx.testing import Source, Subject, Taken, find
-from dlx.testing.support.producers import VIEWS
+from dlx.testing.capsules import VIEWS
 
 __version__ = "1.0"
 GOOD = find("dlx")

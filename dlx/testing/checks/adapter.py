@@ -25,12 +25,11 @@ from dlx._support.reflect import safe_repr, type_name
 from dlx.adapter.base import Adapter, Description, classes_of, look_up, version_of
 from dlx.adapter.declarations import Blocker, Capabilities
 from dlx.errors import DlxError, ReadOnlyError
+from dlx.testing.capsules import LAYOUTS, OTHERS, Source, elements
 from dlx.testing.check import check
 from dlx.testing.checks.producer import together_well
 from dlx.testing.runner import environment
 from dlx.testing.subject import Broken, Subject, adapter_of, attempt, error_line, must
-from dlx.testing.support.capsules import elements
-from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 from dlx.typing import READONLY
 
 

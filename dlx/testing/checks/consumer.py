@@ -9,10 +9,10 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._protocols.pointer import from_pointer
-from dlx.testing.check import check, unless_refused
+from dlx.testing.capsules import LAYOUTS, OTHERS, OldSource, Source, swept
+from dlx.testing.check import check
 from dlx.testing.checks.producer import MIB, none_left, together, together_well
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
-from dlx.testing.support.producers import LAYOUTS, OTHERS, OldSource, Source, swept
 
 
 def right_or_refused(lib: Subject, source: Source) -> str | None:
@@ -70,13 +70,13 @@ def _layout(name: str, what: str, shape: tuple[int, ...], strides: tuple[int, ..
         lib.needs(low <= len(shape) <= high, f"it has {low} to {high} dimensions")
         return right_or_refused(lib, lib.source("float32", shape, strides=strides))
 
-    function.__doc__ = f"{what} comes in right, or is refused."
-    shows = unless_refused(
-        "result = {take}(source)",
-        "assert Source.read(result) == source.elements()",
-        first=f'source = Source("float32", {shape}, {strides})',
-    )
-    check("consumer", "layouts", severity, alone=name == "negative", name=f"import-{name}", shows=shows)(function)
+    function.__doc__ = f"""{what} comes in right, or is refused.
+
+    source = Source("float32", {shape}, {strides})
+    result = {{take}}(source)  # or raises
+    assert Source.read(result) == source.elements()
+    """
+    check("consumer", "layouts", severity, alone=name == "negative", name=f"import-{name}")(function)
 
 
 for _name, (_what, _shape, _strides, _severity) in LAYOUTS.items():
@@ -124,14 +124,14 @@ def import_alignment(lib: Subject) -> None:
                 must(remark is None, f"{dtype}, {shift} bytes beyond a multiple of 256: {remark}")
 
 
-@check(
-    "consumer", "layouts", "fatal",
-    shows=unless_refused(
-        "result = {take}(source)", "assert Source.read(result) == source.elements()", first="source = Source(shift=1)",
-    ),
-)  # fmt: skip
+@check("consumer", "layouts", "fatal")
 def import_misaligned(lib: Subject) -> str | None:
-    """Memory that is not aligned to its elements comes in right, or is refused."""
+    """Memory that is not aligned to its elements comes in right, or is refused.
+
+    source = Source(shift=1)
+    result = {take}(source)  # or raises
+    assert Source.read(result) == source.elements()
+    """
     return right_or_refused(lib, lib.source(shift=1))
 
 
@@ -391,15 +391,14 @@ def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
     return remark
 
 
-@check(
-    "consumer", "versions", "fatal", alone=True, see="dlpack.h, DLPackVersion",
-    shows=unless_refused(
-        "result = {take}({argument})", 'raise AssertionError("a capsule of DLPack 2.0 was taken")',
-        first="source = Source(version=(2, 0), legacy=False)",
-    ),
-)  # fmt: skip
+@check("consumer", "versions", "fatal", alone=True, see="dlpack.h, DLPackVersion")
 def other_major(lib: Subject) -> str:
-    """A capsule of another major version is refused, and nothing beyond its flags is read."""
+    """A capsule of another major version is refused, and nothing beyond its flags is read.
+
+    source = Source(version=(2, 0), legacy=False)
+    result = {take}({argument})  # or raises
+    raise AssertionError("a capsule of DLPack 2.0 was taken")
+    """
     for poisoned in (False, True):
         source = lib.source(version=(2, 0), poisoned=poisoned, legacy=False)
         remark = _refused(lib, lib.raw(source), source, "a capsule of DLPack 2.0")
@@ -434,51 +433,48 @@ def used_capsule(lib: Subject) -> str:
     return remark
 
 
-@check(
-    "consumer", "refusals", "wrong", alone=True, see="plain safety: what is read is made up",
-    shows=unless_refused("result = {take}(Source(data=0))", 'raise AssertionError("an array over no memory was made")'),
-)  # fmt: skip
+@check("consumer", "refusals", "wrong", alone=True, see="plain safety: what is read is made up")
 def null_data(lib: Subject) -> str:
-    """A null pointer where there are elements is refused."""
+    """A null pointer where there are elements is refused.
+
+    result = {take}(Source(data=0))  # or raises
+    raise AssertionError("an array over no memory was made")
+    """
     source = lib.source(data=0)
     return _refused(lib, source, source, "a null pointer with 24 elements")
 
 
-@check(
-    "consumer", "refusals", "fatal", alone=True,
-    shows=unless_refused(
-        "result = {take}(Source(claims=(-4,)))", 'raise AssertionError("an array of -4 elements was made")',
-    ),
-)  # fmt: skip
+@check("consumer", "refusals", "fatal", alone=True)
 def negative_extent(lib: Subject) -> str:
-    """A negative extent is refused."""
+    """A negative extent is refused.
+
+    result = {take}(Source(claims=(-4,)))  # or raises
+    raise AssertionError("an array of -4 elements was made")
+    """
     source = lib.source("float32", (4,), claims=(-4,), strides=(1,))
     return _refused(lib, source, source, "a shape of (-4,)")
 
 
-@check(
-    "consumer", "refusals", "fatal", alone=True,
-    shows=unless_refused(
-        "result = {take}(Source(claims=(2**62,)))", 'raise AssertionError("an array of 2**62 elements was made")',
-    ),
-)  # fmt: skip
+@check("consumer", "refusals", "fatal", alone=True)
 def overflow(lib: Subject) -> str:
-    """A size that does not fit 63 bits is refused."""
+    """A size that does not fit 63 bits is refused.
+
+    result = {take}(Source(claims=(2**62,)))  # or raises
+    raise AssertionError("an array of 2**62 elements was made")
+    """
     shape, claims, strides = ((4, 6), (2**62, 16), (16, 1)) if lib.ndims[1] > 1 else ((4,), (2**62,), (1,))
     source = lib.source("float32", shape, claims=claims, strides=strides)
     return _refused(lib, source, source, f"a shape of {claims}")
 
 
-@check(
-    "consumer", "refusals", "fatal", alone=True, see="plain safety: a device address is no pointer",
-    shows=unless_refused(
-        "result = {take}(source)", 'assert result.__dlpack_device__()[0] == 15, "taken for host memory"',
-        first="source = Source(device=(15, 0), says=(1, 0), data=4096)"
-        "  # WebGPU memory, of a producer that says it is the host's",
-    ),
-)  # fmt: skip
+@check("consumer", "refusals", "fatal", alone=True, see="plain safety: a device address is no pointer")
 def other_device(lib: Subject) -> str:
-    """Memory of a device that it does not have is refused, or kept as what it is; it is not read."""
+    """Memory of a device that it does not have is refused, or kept as what it is; it is not read.
+
+    source = Source(device=(15, 0), says=(1, 0), data=4096)  # WebGPU memory, of a producer that says it is the host's
+    result = {take}(source)  # or raises
+    assert result.__dlpack_device__()[0] == 15, "taken for host memory"
+    """
     for says in (None, (1, 0)):
         source = lib.source(device=(15, 0), says=says, data=0x1000)
         result, error = lib.tried(source)

@@ -7,13 +7,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dlx._core.types import IS_COPIED, DType
-from dlx.testing.check import check, unless_refused
+from dlx.testing.capsules import VIEWS, Taken
+from dlx.testing.check import check
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
-from dlx.testing.support.capsules import Taken
-from dlx.testing.support.producers import VIEWS
 
 __all__ = ["MIB", "none_left", "together", "together_well"]
 
@@ -51,11 +51,10 @@ def export_layouts(lib: Subject) -> str:
     """A view leaves with its own shape, strides and elements."""
     refused = []
     for name, view, shape, data in viewed(lib):
-        capsule, error = attempt(view.__dlpack__, **lib.asking(view))
+        taken, error = lib.ask(view, **lib.asking(view))
         if error is not None:
             refused.append(f"{name} ({type(error).__name__})")
             continue
-        taken = Taken(capsule)
         must(taken.shape == shape, f"{name} left with shape {taken.shape}, not {shape}")
         must(taken.elements() == data, f"{name} left with other elements")
     return f"refused: {', '.join(refused)}" if refused else ""
@@ -103,14 +102,14 @@ def export_snapshot(lib: Subject) -> None:
     must(after == before, f"shape and strides of a capsule went from {before} to {after} while it was out")
 
 
-@check(
-    "producer", "refusals", "wrong",
-    shows=unless_refused(
-        "capsule = x.__dlpack__(max_version=(1, 0))", "raise AssertionError(capsule)", first="{unfit}",
-    ),
-)  # fmt: skip
+@check("producer", "refusals", "wrong")
 def export_unfit(lib: Subject) -> str:
-    """What DLPack cannot tell is refused, not passed on as something else."""
+    """What DLPack cannot tell is refused, not passed on as something else.
+
+    {unfit}
+    capsule = x.__dlpack__(max_version=(1, 0))  # or raises
+    raise AssertionError(capsule)
+    """
     lib.needs(lib.unfit, "everything that it has can leave")
     passed, refused = [], []
     for name, make in lib.unfit.items():
@@ -137,11 +136,10 @@ def export_pending(lib: Subject) -> str:
     refused = []
     for name, make in lib.pending.items():
         array, data = make()
-        capsule, error = attempt(array.__dlpack__, **lib.asking(array))
-        if error is not None:
-            refused.append(name)
-            continue
-        must(Taken(capsule).elements() == data, f"the {name} bit was lost: other values left, without an error")
+        taken, error = lib.ask(array, **lib.asking(array))
+        lost = error is None and taken.elements() != data
+        must(not lost, f"the {name} bit was lost: other values left, without an error")
+        refused += [name] if error is not None else []
     return f"refused: {', '.join(refused)}" if refused else ""
 
 
@@ -154,27 +152,27 @@ def export_readonly(lib: Subject) -> str | None:
     assert taken.readonly, taken.capsule
     """
     array = readonly_of(lib)
-    capsule, error = attempt(array.__dlpack__, **lib.asking(array))
+    taken, error = lib.ask(array, **lib.asking(array))
     if isinstance(error, BufferError):
         return "refused: BufferError"
     must(error is None, f"a read-only array: {error_line(error)}")
-    taken = Taken(capsule)
     must(not taken.legacy, "a legacy capsule, though a versioned one was asked for: read-only is lost")
     must(taken.readonly, f"flags {taken.flags} do not say read-only")
     return None
 
 
-@check(
-    "producer", "read-only", "wrong", see="array API standard, __dlpack__: BufferError",
-    shows=unless_refused("capsule = x.__dlpack__()", "raise AssertionError(capsule)", first="x = {readonly}"),
-)  # fmt: skip
+@check("producer", "read-only", "wrong", see="array API standard, __dlpack__: BufferError")
 def export_readonly_legacy(lib: Subject) -> str | None:
-    """Read-only memory does not leave in a legacy capsule, which could not say so."""
+    """Read-only memory does not leave in a legacy capsule, which could not say so.
+
+    x = {readonly}
+    capsule = x.__dlpack__()  # or raises
+    raise AssertionError(capsule)
+    """
     array = readonly_of(lib)
-    capsule, error = attempt(array.__dlpack__)
+    taken, error = lib.ask(array)
     if error is not None:
         return f"refused: {error_line(error)}"
-    taken = Taken(capsule)
     try:
         own = lib.seen(array)[0]
     except Broken:  # it has no versioned export to compare with
@@ -208,28 +206,22 @@ def none_left(once: Callable[[], Any], what: str) -> None:
 
 
 def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
-    """Call ``do(i)`` on several threads that start at the same time; return what each raised."""
+    """Call ``do(i)`` on several threads that start at the same time; return the error of each, or None."""
     gate = threading.Barrier(threads)
-    raised: list[BaseException | None] = [None] * threads
 
     def one(i: int) -> None:
         gate.wait()
-        try:
-            do(i)
-        except BaseException as error:
-            raised[i] = error.with_traceback(None)
+        do(i)
 
-    running = [threading.Thread(target=one, args=(i,)) for i in range(threads)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+        with ThreadPoolExecutor(threads) as pool:
+            running = [pool.submit(one, i) for i in range(threads)]
     finally:
         sys.setswitchinterval(interval)
-    return raised
+    raised = (future.exception() for future in running)
+    return [None if error is None else error.with_traceback(None) for error in raised]
 
 
 def together_well(do: Callable[[int], Any]) -> None:
@@ -468,10 +460,9 @@ def keyword_other_device(lib: Subject) -> None:
         raise AssertionError(f"asked for WebGPU, and got {capsule}")
     """
     for version in (None, (1, 0)):
-        capsule, error = attempt(lib.array()[0].__dlpack__, max_version=version, dl_device=ELSEWHERE)
+        taken, error = lib.ask(lib.array()[0], max_version=version, dl_device=ELSEWHERE)
         asked = f"max_version={version}, dl_device={ELSEWHERE}"
-        if error is None:
-            raise Broken(f"{asked} gave memory of device {Taken(capsule).device}")
+        must(error is not None, f"{asked} gave memory of device {taken and taken.device}")
         must(isinstance(error, BufferError), f"{asked} raised {error_line(error)}")
 
 
@@ -486,7 +477,7 @@ def keyword_unknown(lib: Subject) -> None:
         raise SystemExit(0)
     raise AssertionError("taken in silence")
     """
-    _, error = attempt(lib.array()[0].__dlpack__, max_version=(1, 0), not_a_keyword=1)
+    _, error = lib.ask(lib.array()[0], max_version=(1, 0), not_a_keyword=1)
     must(isinstance(error, TypeError), f"an unknown keyword: {'no error' if error is None else error_line(error)}")
 
 
@@ -504,11 +495,10 @@ def copy_true(lib: Subject) -> str | None:
     """
     array, data = lib.array()
     shared = lib.versioned(array)
-    capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=True)
+    copied, error = lib.ask(array, max_version=(1, 0), copy=True)
     if isinstance(error, BufferError):
         return f"refused: {error_line(error)}"
     must(error is None, f"copy=True raised {error_line(error)}")
-    copied = Taken(capsule)
     must(copied.address != shared.address, "copy=True shares the array's memory")
     must(copied.elements() == data, "the copy has other elements")
     return None
@@ -533,9 +523,8 @@ def copy_true_flag(lib: Subject) -> None:
     assert taken.flags & 2, taken.flags  # IS_COPIED
     """
     array = lib.array()[0]
-    capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=True)
+    copied, error = lib.ask(array, max_version=(1, 0), copy=True)
     lib.needs(error is None, "it makes no copies")
-    copied = Taken(capsule)
     shares = copied.legacy or copied.address == lib.versioned(array).address
     lib.needs(not shares, "it makes no copies in versioned capsules")
     must(copied.flags & IS_COPIED, f"a copy was made, and flags {copied.flags} do not say IS_COPIED")
@@ -552,9 +541,9 @@ def copy_false(lib: Subject) -> str | None:
     """
     array = lib.array()[0]
     own = lib.describe(array)[0] if lib.describe is not None else lib.versioned(array).address
-    capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=False)
+    taken, error = lib.ask(array, max_version=(1, 0), copy=False)
     if isinstance(error, BufferError):
         return "refused: BufferError"
     must(error is None, f"copy=False raised {error_line(error)}")
-    must(Taken(capsule).address == own, "copy=False gave other memory than the array's")
+    must(taken.address == own, "copy=False gave other memory than the array's")
     return None
