@@ -50,6 +50,7 @@ class Screen:
         self._file = file or sys.stdout
         if file is None and hasattr(self._file, "reconfigure"):
             self._file.reconfigure(errors="backslashreplace")  # a C locale cannot say everything
+        self._has_output = False
         self._width = width or _columns(self._file)
         self._is_colored = self._width is not None and has_colors(is_terminal=True)
 
@@ -78,7 +79,9 @@ class Screen:
         self._print([(text, "")])
 
     def heading(self, text: str, rest: str = "") -> None:
-        """Print the title of a part."""
+        """Print the title of a part, below an empty line unless it is the first output."""
+        if self._has_output:
+            self.line("")
         self.line((text, "name"), *([("  ", ""), (rest, "quiet")] if rest else []))
 
     def facts(self, rows: Sequence[tuple[str, Cell]]) -> None:
@@ -151,6 +154,7 @@ class Screen:
             part = "".join(part for part, _ in group)
             text += f"\x1b[{_STYLES[style]}m{part}\x1b[0m" if style and self._is_colored else part
         print(text.rstrip(" "), file=self._file)
+        self._has_output = True
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
@@ -158,19 +162,16 @@ class Screen:
         if not self._is_watched():
             yield
             return
-        from rich.console import Console
-
-        with Console(stderr=True, markup=False).status(one_line(text)):
+        with _console().status(one_line(text)):
             yield
 
     def progress(self, items: Iterable[T], text: str, total: int) -> Iterable[T]:
         """Give items one by one, with a bar on the terminal's stderr until the end."""
         if not self._is_watched() or total < 2:
             return items
-        from rich.console import Console
         from rich.progress import track
 
-        return track(items, one_line(text), total, console=Console(stderr=True, markup=False), transient=True)
+        return track(items, one_line(text), total, console=_console(), transient=True)
 
     @contextlib.contextmanager
     def bytes_done(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -185,12 +186,11 @@ class Screen:
             nonlocal done, bar
             done += count
             if bar is None and time.monotonic() - begun >= SLOW:
-                from rich.console import Console
                 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
                 label = TextColumn("{task.description}", markup=False)
                 columns = (label, BarColumn(), DownloadColumn(True), TimeRemainingColumn())
-                bar = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
+                bar = Progress(*columns, console=_console(), transient=True)
                 bar.add_task(one_line(text), total=total)
                 bar.start()
             if bar is not None:
@@ -208,6 +208,12 @@ class Screen:
     def flush(self) -> None:
         """Flush, so that a closed pipe is noticed here."""
         self._file.flush()
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True, markup=False)
 
 
 def _columns(file: TextIO) -> int | None:

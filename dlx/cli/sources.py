@@ -93,10 +93,10 @@ def _folder(path: Path, shown: str) -> list[str]:
     if other_folder(path) is not None or any(name.endswith(INDEX) for name in names):
         return [str(path)]
     known = [str(path / name) for name in names if name.endswith(ENDS)]
-    if not known:
-        ends = ", ".join(ENDS)
-        raise BadInput(f"{shown}: none of the {len(names)} files in this folder has a name that ends in one of {ends}")
-    return known
+    if known:
+        return known
+    ends = ", ".join(ENDS)
+    raise BadInput(f"{shown}: none of the {len(names)} files in this folder has a name that ends in one of {ends}")
 
 
 @contextlib.contextmanager
@@ -157,8 +157,8 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
     with opened(path) as file:
         kind = kind_of(file)
         if kind in OBJECTS:
-            reader = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}[kind]
-            return reader(file, readonly or "copy")
+            readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
+            return readers[kind](file, readonly or "copy")
         arrays = {} if readonly is None else {each.path: each.obj for each in _opened(path, readonly)}
         with read(file, kind) as parts:
             entries = tuple(_entry(each, arrays) for _, contents in parts for each in contents.entries)
@@ -176,8 +176,7 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
 
 def _opened(path: Path, readonly: Readonly) -> list[Entry]:
     """Return the arrays of `dlx.open`, which are planned."""
-    entries, _ = entries_of(mapped(path, private=readonly == "share"), lambda keys: str(keys[0]))
-    return entries
+    return entries_of(mapped(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
 
 
 def _entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
@@ -193,8 +192,7 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     except DTypeError as error:
         raise BadInput(str(error)) from error
     words = [each.strip() for each in match["shape"].split(",")]
-    if not words[-1]:
-        words.pop()  # float32[] and float32[3,]
+    words = words if words[-1] else words[:-1]  # float32[] and float32[3,]
     if not all(word.isdecimal() for word in words):
         raise BadInput("a shape is numbers with commas between them, as in 'float32[3,4]'")
     if len(words) > MAX_NDIM:
@@ -203,8 +201,8 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     nbytes = -(-prod(shape) * dtype.bits * dtype.lanes // 8)
     if max(nbytes, *shape, 0) >= MAX_BYTES:
         raise BadInput("it is larger than any memory: there are 2**63 bytes at most")
-    note = "an abstract tensor: compact, aligned, writable host memory"
-    return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
+    notes = ("an abstract tensor: compact, aligned, writable host memory",)
+    return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=notes),))
 
 
 # ---- read by another library -----------------------------------------------------------------------------------------

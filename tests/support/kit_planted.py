@@ -555,7 +555,7 @@ CONSUMERS = {
 
 
 def _dies(obj, *, copy=None):
-    if isinstance(obj, Source) and obj.struct.get("version") == (1, 99):
+    if isinstance(obj, Source) and obj.version == (1, 99):
         os.abort()
     return good(obj, copy=copy)
 

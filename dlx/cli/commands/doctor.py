@@ -155,11 +155,9 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
             screen.line((line, "bad"))
     for row in rows if arguments.verbose else ():
         if row.details:
-            screen.line("")
             screen.heading(row.name, "traceback")
             screen.block("\n".join(map(one_line, row.details.splitlines())))
         if faults := row.facts.get("defects"):
-            screen.line("")
             screen.heading(f"{row.name} {row.version}", "known defects")
             screen.facts([("-", fault) for fault in faults])
     if not arguments.load:

@@ -142,6 +142,6 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
             if any(found):
                 rows.append([*_head(name), *((_MARKS[each], OUTCOMES.get(each, "quiet")) for each in found)])
         screen.table(["dtype", "DLPack", *goals], rows)
-        screen.line("")
+    screen.line("")
     screen.line(("= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width", "quiet"))
     screen.line(("c copied   ✗ refused   · no such dtype there", "quiet"))

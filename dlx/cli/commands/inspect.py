@@ -25,9 +25,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source, and the sums of several."""
     sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
     documents = []
-    for number, source in enumerate(sources):
-        if number:
-            screen.line("")
+    for source in sources:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
             names = targets.chosen(arguments.to, default, none=True)
@@ -39,7 +37,6 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
-        screen.line("")
         screen.heading("in all", counted(len(sources), "source"))
         tables.sums(everything, screen)
     sums = [dict(zip(("dtype", "device", "arrays", "bytes"), row, strict=True)) for row in totals(everything)]

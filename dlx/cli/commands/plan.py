@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         names = targets.chosen(arguments.to)
     documents: list[dict[str, Any]] = []
     refused = 0
-    for number, source in enumerate(sources):
+    for source in sources:
         plans = {
             name: [
                 targets.outcome(each, name, **options)
@@ -39,16 +39,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             for name in names
         }
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
-        if number:
-            screen.line("")
         about = ", ".join(filter(None, (_about(source), _given(arguments))))
         if source.is_one and len(names) > 1:
             screen.heading(source.name, about)
             tables.outcomes([planned[0] for planned in plans.values()], screen)
         else:
-            for i, (name, planned) in enumerate(plans.items()):
-                if i:
-                    screen.line("")
+            for name, planned in plans.items():
                 screen.heading(f"{source.name} → {name}", about)
                 if source.is_one:
                     _show_one(planned[0], screen)
