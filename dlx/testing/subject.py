@@ -147,9 +147,7 @@ class Subject:
 
     def version(self) -> str:
         """Return the library's version, or nothing; raise ImportError if it is not installed."""
-        if not self.package:
-            return ""
-        return str(getattr(importlib.import_module(self.package), "__version__", ""))
+        return str(getattr(importlib.import_module(self.package), "__version__", "")) if self.package else ""
 
     # ---- arrays -----------------------------------------------------------------------------------------------------
 
@@ -238,17 +236,14 @@ class Subject:
     def holds(self, array: Any, source: Source) -> None:
         """Raise `Broken` unless an array has the source's shape, dtype and bits."""
         _, shape, dtype, data = self.seen(array)
-        if dtype != source.dtype.name:
-            raise Broken(f"{source.dtype.name} came in as {dtype}")
-        if shape != source.shape:
-            raise Broken(f"shape {source.shape} came in as {shape}")
+        must(dtype == source.dtype.name, f"{source.dtype.name} came in as {dtype}")
+        must(shape == source.shape, f"shape {source.shape} came in as {shape}")
         if data != source.elements():
             raise Broken(f"the elements changed: {_differing(source.elements(), data)}")
 
     def settled(self, source: Source) -> None:
         """Raise `Broken` unless every export of the source was released once."""
-        if amiss := source.amiss():
-            raise Broken(amiss)
+        must(not (amiss := source.amiss()), amiss)
 
     def needs(self, what: Any, text: str) -> None:
         """Raise `NotApplicable` with the text unless a condition holds."""
@@ -312,7 +307,6 @@ def find(spec: str) -> Subject:
     if adapter is None:
         others = ", ".join(name for name in adapters() if name not in LIBRARIES)
         more = f"; further adapters of dlx: {others}" if others else ""
-        raise LookupError(
-            f"the kit knows no {spec!r}. It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
-        )
+        known_names = f"It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
+        raise LookupError(f"the kit knows no {spec!r}. {known_names}")
     return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)

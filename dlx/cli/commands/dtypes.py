@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dlx._api import convert as api
 from dlx._core.types import DType
 from dlx._registry.listing import adapters
+from dlx._support.display import COLORS
 from dlx._support.screen import OUTCOMES, Cell, Screen
+from dlx._support.svg import box, legend, page, text
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.errors import DlxError
 
+_SIZE, _GAP, _LEFT, _TOP = 15, 14, 150, 92
+_LIGHT, _DARK = COLORS["refused"]
+_REFUSED = f"#ffffff; stroke: {_LIGHT}; stroke-width: 1.2", f"#0d1117; stroke: {_DARK}"
+_FILLS = {**COLORS, "refused": _REFUSED}
 _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused": "✗", "": "·"}
 
 
@@ -81,8 +87,6 @@ def _run_live(arguments: argparse.Namespace, screen: Screen) -> int:
         for goal, outcome in _outcomes(origin, dtype, goals).items()
     }
     if arguments.svg:
-        from dlx.cli.render.matrix import picture
-
         try:
             Path(arguments.svg).write_text(picture({k: v["outcome"] for k, v in cells.items()}), encoding="utf-8")
         except OSError as error:
@@ -145,3 +149,24 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
     screen.line("")
     screen.line(("= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width", "quiet"))
     screen.line(("c copied   ✗ refused   · no such dtype there", "quiet"))
+
+
+def picture(cells: Mapping[tuple[str, str, str], str]) -> str:
+    """Return {(framework, dtype, target): outcome} as one SVG; an outcome may be empty, or the name of an error."""
+    frameworks, dtypes, targets = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
+    block = len(targets) * _SIZE + _GAP
+    width, height = _LEFT + block * len(frameworks) + 10, _TOP + len(dtypes) * _SIZE + 44
+    parts = [text(_LEFT - 8, _TOP + row * _SIZE + 11, each, 'text-anchor="end"') for row, each in enumerate(dtypes)]
+    for number, name in enumerate(frameworks):
+        left = _LEFT + number * block
+        parts.append(text(left, 18, f"{name} →", 'font-weight="600"'))
+        for column, target in enumerate(targets):
+            x = left + column * _SIZE
+            parts.append(text(0, 0, target, f'class="quiet" transform="translate({x + 11},{_TOP - 6}) rotate(-90)"'))
+            for row, dtype in enumerate(dtypes):
+                outcome = cells.get((name, dtype, target), "-")
+                if outcome not in ("", "-", "?"):
+                    kind = "refused" if outcome.endswith("Error") else outcome
+                    parts.append(box(x + 1, _TOP + row * _SIZE + 1, _SIZE - 3, _SIZE - 3, kind))
+    parts += legend(_LEFT, height - 24, {kind: kind for kind in _FILLS})
+    return page((width, height), "What becomes of each dtype", _FILLS, parts)

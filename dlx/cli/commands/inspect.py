@@ -8,10 +8,9 @@ from typing import Any
 
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import targets
+from dlx.cli import tables, targets
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of, totals
 from dlx.cli.objects import capsule_facts
-from dlx.cli.render import tables
 from dlx.cli.sources import open_sources
 from dlx.cli.targets import Outcome
 
@@ -138,14 +137,8 @@ def _many(source: Source, names: list[str], everything: bool, screen: Screen) ->
     entries = source.entries
     size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
     screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
-    tables.arrays(
-        tables.folds(entries, everything=everything),
-        ["dtype", "shape", ">bytes", "note"],
-        _cells,
-        lambda folds: ["", "", amount(nbytes_of(entry for fold in folds for entry in fold.entries)), ""],
-        screen,
-        everything=everything,
-    )
+    folds = tables.folds(entries, everything=everything)
+    tables.arrays(folds, ["dtype", "shape", ">bytes", "note"], _cells, screen, everything=everything)
     screen.line("")
     tables.sums(entries, screen)
     if source.notes or source.metadata:

@@ -9,10 +9,9 @@ from typing import Any
 from dlx._core.types import Device
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import targets
+from dlx.cli import tables, targets
 from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
-from dlx.cli.render import tables
 from dlx.cli.sources import open_sources
 from dlx.cli.targets import Outcome
 
@@ -107,7 +106,7 @@ def _show_many(entries: Sequence[Entry], planned: Sequence[Outcome], everything:
     folds = [fold for group in apart.values() for fold in tables.folds(group, everything=each_alone, least=1)]
     at = {id(entry): number for number, entry in enumerate(entries)}
     folds.sort(key=lambda fold: at[id(fold.entries[0])])
-    tables.arrays(folds, ["dtype", "shape", "outcome"], cells, lambda _: ["", "", ""], screen, everything=everything)
+    tables.arrays(folds, ["dtype", "shape", "outcome"], cells, screen, everything=everything)
     screen.line("")
     screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: tables.MAX_SHOWN], 1)])
     if reasons:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli.model import Entry, Fold, fold, totals
+from dlx.cli.model import Entry, Fold, fold, nbytes_of, totals
 from dlx.cli.targets import Outcome
 
 __all__ = ["MANY", "MAX_SHOWN", "arrays", "folds", "outcomes", "sums"]
@@ -30,15 +30,19 @@ def arrays(
     found: Sequence[Fold],
     columns: Sequence[str],
     cells: Callable[[Fold], Sequence[Cell]],
-    head: Callable[[Sequence[Fold]], Sequence[Cell]],
     screen: Screen,
     *,
     everything: bool,
 ) -> None:
-    """Print a row for each fold; `cells` gives its columns after name and count, `head` those above several."""
+    """Print a row for each fold; `cells` gives its columns after name and count."""
+
+    def sums(few: Sequence[Fold]) -> list[Cell]:
+        size = amount(nbytes_of(few))
+        return [size if column == ">bytes" else "" for column in columns]
+
     rows = list(_rows(found))
     shown = rows if everything else rows[:MAX_SHOWN]
-    table = [[name, count, *(cells(few[0]) if len(few) == 1 else head(few))] for name, count, few in shown]
+    table = [[name, count, *(cells(few[0]) if len(few) == 1 else sums(few))] for name, count, few in shown]
     screen.table(["/name", ">count", *columns], table)
     hidden = sum(len(few) == 1 for _, _, few in rows[len(shown) :])
     if hidden:
