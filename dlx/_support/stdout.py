@@ -70,7 +70,7 @@ def complain(command: str, text: str) -> None:
     """Print an error on stderr in one line; on a terminal in colour, and wrapped between words."""
     head = f"dlx {command}: " if command else "dlx: "
     text, file = head + text, sys.stderr
-    is_terminal = file is not None and _is_terminal(file)
+    is_terminal = file is not None and not getattr(file, "closed", False) and file.isatty()
     if is_terminal:
         import shutil
         import textwrap
@@ -86,13 +86,6 @@ def has_colors(*, is_terminal: bool) -> bool:
     """Return whether the user wants colours."""
     refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return not refused and (is_terminal or bool(os.environ.get("FORCE_COLOR")))
-
-
-def _is_terminal(file: TextIO) -> bool:
-    try:
-        return file.isatty()
-    except ValueError:  # it is closed
-        return False
 
 
 def say(text: str, file: TextIO | None) -> None:

@@ -14,8 +14,6 @@ from dlx._version import __version__
 from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
-__all__ = ["COPY", "SHELLS", "WrongCall", "parser"]
-
 COPY = {None: "auto", False: "never", True: "always"}
 """Values of ``copy`` -> those of the option ``--copy``."""
 

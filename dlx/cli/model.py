@@ -11,8 +11,6 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.types import DType
 from dlx.errors import DlxError
 
-__all__ = ["BadInput", "Entry", "Fold", "Source", "counted", "extents", "fold", "nbytes_of", "totals"]
-
 
 class BadInput(Exception):
     """The input cannot be read: one line for the user, exit status 2."""

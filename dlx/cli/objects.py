@@ -30,8 +30,6 @@ from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import AdapterNotFoundError, Attribute, ConversionError, DlxError, path_text, sentences
 
-__all__ = ["capsule_facts", "dotted", "entries_of", "read_object"]
-
 _STEP = re.compile(r"\.?([^\W\d]\w*)|\[([^\[\]]+)\]")
 _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SUBBYTE_TYPE_PADDED"}
 

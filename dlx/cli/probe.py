@@ -28,8 +28,6 @@ from dlx.cli.objects import capsule_facts
 from dlx.cli.targets import array_of
 from dlx.errors import DeviceError
 
-__all__ = ["ask", "framework_devices"]
-
 PATIENCE = 120  # seconds
 
 

@@ -34,8 +34,6 @@ from dlx.cli.objects import dotted, entries_of, read_object
 from dlx.errors import DlxError, DTypeError, FileError, FrameworkNotInstalledError, sentences
 from dlx.typing import Readonly
 
-__all__ = ["open_sources", "stdin_file"]
-
 _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _GLOB = re.compile(r"[*?]|\[[^\]]+\]")

@@ -11,8 +11,6 @@ from dlx._support.text import amount
 from dlx.cli.model import Entry, Fold, fold, nbytes_of, totals
 from dlx.cli.targets import Outcome
 
-__all__ = ["MANY", "MAX_SHOWN", "arrays", "folds", "outcomes", "sums"]
-
 MANY = 24  # with more entries names are folded
 MAX_SHOWN = 60  # rows
 

@@ -18,8 +18,6 @@ from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
 from dlx.errors import ConversionError, DlxError, sentences, written
 
-__all__ = ["Outcome", "array_of", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
-
 _ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
 
 _PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already

@@ -20,11 +20,6 @@ from dlx._core.extension import ffi, lib
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, DType, contiguous, row_major
 from dlx._support.module import set_module
 
-__all__ = [
-    *("LAYOUTS", "OTHERS", "VIEWS", "NotACapsule", "OldSource", "Source", "Taken"),
-    *("elements", "name_of", "pattern", "spread", "swept"),
-]
-
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 _NAMES: dict[bytes, Any] = {}  # never freed: a capsule keeps the pointer to its name, also beyond the interpreter
 _C = ctypes.CDLL(None)

@@ -13,8 +13,6 @@ from dlx.errors import DlxError
 from dlx.testing.capsules import NotACapsule, Source
 from dlx.testing.subject import Broken, NotApplicable, Subject
 
-__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds"]
-
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
 """Process death or unsafe memory · wrong data or rights, silently · refusal of what should work · the rest."""

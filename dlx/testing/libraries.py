@@ -98,9 +98,9 @@ def _numpy() -> Subject:
         reshape=reshape,
         words={
             "imports": "import numpy as np", "take": "np.from_dlpack", "array": "np.arange(4, dtype='f4')",
-            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)",
+            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "write": "result.fill(0)",
             "unfit": "x = np.ma.masked_array([1.0, 2.0], [False, True])",
-            "readonly": "np.broadcast_to(np.float32(1), (4,))", "write": "result.fill(0)",
+            "readonly": "np.broadcast_to(np.float32(1), (4,))",
         },
     )  # fmt: skip
 
@@ -212,8 +212,7 @@ def _tvm_ffi() -> Subject:
         views=_through_numpy(np.from_dlpack, tvm_ffi.from_dlpack),
         words={
             "imports": "import numpy as np, tvm_ffi", "take": "tvm_ffi.from_dlpack",
-            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))",
-            "write": "np.from_dlpack(result)[...] = 0",
+            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "write": "np.from_dlpack(result)[...] = 0",
         },
     )  # fmt: skip
 
@@ -275,8 +274,7 @@ def _pyarrow_array() -> Subject:
         },
         words={
             "imports": "import pyarrow as pa", "take": "pa.Array.from_dlpack",
-            "array": "pa.array([0, 1, 2, 3], pa.float32())",
-            "readonly": "pa.array([0, 1, 2, 3], pa.float32())",
+            "array": "pa.array([0, 1, 2, 3], pa.float32())", "readonly": "pa.array([0, 1, 2, 3], pa.float32())",
         },
     )  # fmt: skip
 
@@ -298,9 +296,7 @@ def _mlx() -> Subject:
     return Subject(
         "mlx", package="mlx.core", dtypes=(*_without("float64"), "bfloat16", "complex64"),
         make=make, from_dlpack=mx.from_dlpack, takes_capsules=True, takes_copy=True, read=read, views=_VIEWS,
-        words={
-            "imports": "import mlx.core as mx", "take": "mx.from_dlpack", "array": "mx.arange(4.0)",
-        },
+        words={"imports": "import mlx.core as mx", "take": "mx.from_dlpack", "array": "mx.arange(4.0)"},
     )  # fmt: skip
 
 
@@ -362,9 +358,8 @@ def _paddle() -> Subject:
             "sparse": lambda: paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]),
         },
         words={
-            "imports": "import paddle", "take": "paddle.from_dlpack",
-            "array": "paddle.arange(4, dtype='float32')", "write": "result.zero_()",
-            "unfit": "x = paddle.ones([3])\nx.stop_gradient = False",
+            "imports": "import paddle", "take": "paddle.from_dlpack", "write": "result.zero_()",
+            "array": "paddle.arange(4, dtype='float32')", "unfit": "x = paddle.ones([3])\nx.stop_gradient = False",
         },
     )  # fmt: skip
 
@@ -389,8 +384,8 @@ def _warp() -> Subject:
         unfit={"requires grad": lambda: wp.zeros(3, dtype=wp.float32, requires_grad=True, device="cpu")},
         words={
             "imports": "import numpy as np, warp as wp\nwp.init()", "take": "wp.from_dlpack",
-            "array": "wp.array(np.arange(4, dtype='f4'), device='cpu')",
-            "write": "result.zero_()", "unfit": "x = wp.zeros(3, dtype=float, requires_grad=True, device='cpu')",
+            "array": "wp.array(np.arange(4, dtype='f4'), device='cpu')", "write": "result.zero_()",
+            "unfit": "x = wp.zeros(3, dtype=float, requires_grad=True, device='cpu')",
         },
     )  # fmt: skip
 
@@ -483,7 +478,7 @@ def _dlx() -> Subject:
         views={name: functools.partial(view, name) for name in VIEWS},
         words={
             "imports": "import dlx, functools", "take": "functools.partial(dlx.convert, to='dlx')",
-            "array": "dlx.empty((4,), 'float32')",
-            "readonly": "dlx.from_dlpack(bytes(16))", "write": "memoryview(result).cast('B')[0] ^= 1",
+            "array": "dlx.empty((4,), 'float32')", "readonly": "dlx.from_dlpack(bytes(16))",
+            "write": "memoryview(result).cast('B')[0] ^= 1",
         },
     )  # fmt: skip

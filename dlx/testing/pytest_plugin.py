@@ -9,8 +9,6 @@ from dlx.testing.check import CHECKS, KINDS, Verdict, declared, excepting, of_ki
 from dlx.testing.runner import run
 from dlx.testing.subject import Subject, find
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
-
 
 @set_module("dlx.testing")
 def pytest_addoption(parser: Any) -> None:

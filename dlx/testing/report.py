@@ -15,8 +15,6 @@ from dlx._version import __version__
 from dlx.testing.check import CHECKS, KINDS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["ABOUT", "MARKS", "SCHEMA", "Grades", "as_json", "as_text", "ordered"]
-
 SCHEMA = 1
 """Version of the document of ``--json``."""
 

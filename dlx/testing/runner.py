@@ -19,8 +19,6 @@ from dlx._support.module import set_module
 from dlx.testing.check import CHECKS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["environment", "run"]
-
 PATIENCE = 120  # seconds that one check may take before it counts as hanging
 STARTING = 300  # seconds until a worker begins its first check: on a busy machine a framework is imported slowly
 

@@ -18,11 +18,6 @@ from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError
 from dlx.testing.capsules import Source, Taken, pattern, spread
 
-__all__ = [
-    *("LIBRARIES", "Broken", "NotApplicable", "Subject"),
-    *("adapter_of", "attempt", "error_line", "find", "library", "must"),
-]
-
 
 @set_module("dlx.testing")
 class Broken(AssertionError):

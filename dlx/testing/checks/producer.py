@@ -15,8 +15,6 @@ from dlx.testing.capsules import VIEWS, Taken
 from dlx.testing.check import check
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
 
-__all__ = ["MIB", "none_left", "together", "together_well"]
-
 
 def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
     """Give (name, view, its shape, its bytes) of each view that the subject can make."""
