@@ -63,7 +63,7 @@ def read_object(name: str, module: str, path: str) -> Source:
             obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
         elif isinstance(obj, View):
             notes.append("a lazy view: these are the arrays of its source, and nothing was converted")
-        entries, others = entries_of(obj, dotted if state else in_python)
+        entries, others = entries_of(obj, dotted if state else lambda path: path_text(path, ""))
     except (DlxError, MemoryError):
         raise
     except (Exception, SystemExit) as error:  # of the object's own code
@@ -89,11 +89,6 @@ def _instead(module: str, path: str, attribute: str) -> str:
     near = difflib.get_close_matches(attribute, names, 3)
     found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
     return f". It has {', '.join(found[:8])}" if found else ""
-
-
-def in_python(path: tuple[Any, ...]) -> str:
-    """Return a path in an object as Python would write it behind the object's name."""
-    return path_text(path, "")
 
 
 def dotted(path: tuple[Any, ...]) -> str:

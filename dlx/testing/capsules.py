@@ -10,6 +10,7 @@ import ctypes
 import gc
 import itertools
 import math
+import operator
 import sys
 import time
 from collections.abc import Sequence
@@ -79,11 +80,10 @@ def elements(
     size = -(-bits // 8)
     if strides is None or contiguous(tuple(shape), tuple(strides)):
         return bytes(ffi.buffer(ffi.cast("char *", address), count * size))
-    indices = itertools.product(*map(range, shape))
-    offsets = [size * sum(i * step for i, step in zip(at, strides, strict=True)) for at in indices]
-    low = min(offsets)
-    span = ffi.buffer(ffi.cast("char *", address + low), max(offsets) + size - low)
-    return b"".join(span[offset - low : offset - low + size] for offset in offsets)
+    starts = [size * each for each in offsets(shape, strides)]
+    low = min(starts)
+    span = ffi.buffer(ffi.cast("char *", address + low), max(starts) + size - low)
+    return b"".join(span[start - low : start - low + size] for start in starts)
 
 
 def _on_foreign_thread(function: Any, argument: Any) -> None:
@@ -219,29 +219,30 @@ LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
 """Name -> (description, shape, strides, severity if it comes in wrong)."""
 
 
-def _grid(rows: int, columns: int, down: int, right: int, start: int = 0) -> list[int]:
-    return [start + i * down + j * right for i in range(rows) for j in range(columns)]
-
-
-VIEWS: dict[str, tuple[tuple[int, ...], list[int]]] = {
-    "transposed": ((6, 4), _grid(6, 4, 1, 6)),
-    "every other column": ((4, 3), _grid(4, 3, 6, 2)),
-    "backwards": ((4, 6), _grid(4, 6, -6, 1, 18)),
-    "one row": ((6,), _grid(1, 6, 0, 1, 6)),
-    "one column": ((4,), _grid(4, 1, 6, 0, 2)),
-    "no row": ((0, 6), []),
-    "one element": ((1, 1), [9]),
-    "one row for all": ((4, 6), _grid(4, 6, 0, 1)),
-    "overlapping": ((4, 3), _grid(4, 3, 1, 1)),
-    "no dimension": ((), [8]),
+VIEWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "transposed": ((6, 4), (1, 6), 0),
+    "every other column": ((4, 3), (6, 2), 0),
+    "backwards": ((4, 6), (-6, 1), 18),
+    "one row": ((6,), (1,), 6),
+    "one column": ((4,), (6,), 2),
+    "no row": ((0, 6), (6, 1), 0),
+    "one element": ((1, 1), (6, 1), 9),
+    "one row for all": ((4, 6), (0, 1), 0),
+    "overlapping": ((4, 3), (1, 1), 0),
+    "no dimension": ((), (), 8),
 }
-"""Views of a 4 by 6 array: name -> (shape, the elements that are left, in row-major order)."""
+"""Views of a row-major 4 by 6 array: name -> (shape, strides, number of the first element)."""
+
+
+def offsets(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return the distance of each element from the first one, in elements and in row-major order."""
+    return [sum(map(operator.mul, at, strides)) for at in itertools.product(*map(range, shape))]
 
 
 def spread(data: bytes, dtype: str, count: int) -> bytes:
     """Return packed elements as `elements` gives them: at least one byte each."""
     memory = ffi.new("char[]", data or 1)
-    return elements(int(ffi.cast("uintptr_t", memory)), (count,), None, DType(dtype))
+    return elements(_address(memory), (count,), None, DType(dtype))
 
 
 class Export:
@@ -376,8 +377,7 @@ class Source:
         count = min(high - low + 1, 1 << 20)  # absurd shapes are promised, not filled
         filling = pattern(self.dtype.name, count)
         self.memory = ffi.new("char[]", len(filling) + 1024 + self.shift + self.byte_offset)
-        start = int(ffi.cast("uintptr_t", self.memory))
-        start += -start % 256 + 256 + self.shift
+        start = _address(self.memory) + self.shift + 256 + -_address(self.memory) % 256
         ffi.buffer(ffi.cast("char *", start), len(filling))[:] = filling
         self.address = start - low * size // 8
         self.calls: list[dict[str, Any]] = []

@@ -452,11 +452,6 @@ def _array_api_strict() -> Subject:
 
 @library("dlx")
 def _dlx() -> Subject:
-    strides = {
-        "transposed": (1, 6), "every other column": (6, 2), "backwards": (-6, 1), "one row": (1,), "one column": (6,),
-        "no row": (6, 1), "one element": (6, 1), "one row for all": (0, 1), "overlapping": (1, 1), "no dimension": (),
-    }  # fmt: skip
-
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         tensor = empty(shape, dtype)
         if data:
@@ -464,9 +459,8 @@ def _dlx() -> Subject:
         return tensor
 
     def view(name: str, t: Any) -> Any:
-        shape, left = VIEWS[name]
-        start = 4 * left[0] if left else 0
-        return from_pointer(t.data_ptr + start, shape, t.dtype, strides=strides[name], owner=t)
+        shape, strides, first = VIEWS[name]
+        return from_pointer(t.data_ptr + 4 * first, shape, t.dtype, strides=strides, owner=t)
 
     def readonly(t: Any) -> Any:
         return from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides, readonly=True, owner=t)

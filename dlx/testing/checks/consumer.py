@@ -312,18 +312,14 @@ def import_leaks(lib: Subject) -> None:
     none_left(once, "imports of 1 MiB")
 
 
-def _asks_legacy(lib: Subject) -> bool:
-    source = lib.source()
-    lib.take(source)
-    return bool(source.exports[-1].legacy)
-
-
 @check("consumer", "threads", "fatal")
 def race_for_one(lib: Subject) -> None:
     """Of many threads that are given one capsule, one takes it."""
+    asked = lib.source()
+    lib.take(asked)
     for _ in range(40):
         source = lib.source()
-        capsule = source.capsule(legacy=_asks_legacy(lib))
+        capsule = source.capsule(legacy=asked.exports[-1].legacy)
         given = capsule if lib.takes_capsules else lib.source(answer=capsule)
         made: list[Any] = []
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dlx._core.types import IS_COPIED, DType
-from dlx.testing.capsules import VIEWS, Taken
+from dlx.testing.capsules import VIEWS, Taken, offsets
 from dlx.testing.check import check
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
 
@@ -21,10 +21,11 @@ def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
     lib.needs(lib.views and lib.ndims[1] > 1, "no views of its arrays are known")
     for name, view in lib.views.items():
         array, data = lib.array()
-        shape, left = VIEWS[name]
+        shape, strides, first = VIEWS[name]
         made, error = attempt(view, array)
         if error is None:  # else it has no such view
-            yield name, made, shape, b"".join(data[4 * i : 4 * i + 4] for i in left)
+            left = (4 * (first + each) for each in offsets(shape, strides))
+            yield name, made, shape, b"".join(data[at : at + 4] for at in left)
 
 
 def readonly_of(lib: Subject) -> Any:
