@@ -150,9 +150,10 @@ class Taken:
         """Read the elements from memory now, in row-major order."""
         return elements(self.address, self.shape, self.strides, self.dtype, padded=bool(self.flags & SUBBYTE_PADDED))
 
-    def consume(self) -> None:
-        """Become the owner, as a consumer does, by renaming the capsule."""
+    def consume(self) -> Taken:
+        """Become the owner, as a consumer does, by renaming the capsule; return the object itself."""
         _set_name(self.capsule, _name(b"used_" + (LEGACY if self.legacy else VERSIONED)))
+        return self
 
     def delete(self, *, gil: bool = False, thread: bool = False) -> None:
         """Call the deleter with the GIL, without it, or on a thread that Python did not create."""

@@ -49,10 +49,6 @@ def _host_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
     return np.frombuffer(bytearray(data), stored).reshape(shape)
 
 
-def _read_memory(address: int, nbytes: int) -> bytes:
-    return ctypes.string_at(address, nbytes) if nbytes else b""
-
-
 def _through_numpy(out: Callable[[Any], Any], back: Callable[[Any], Any]) -> dict[str, Callable[[Any], Any]]:
     """Return numpy's views for a library without views."""
 
@@ -117,7 +113,7 @@ def _torch() -> Subject:
 
     def read(tensor: Any) -> bytes:
         fresh = tensor.resolve_conj().resolve_neg().contiguous().clone()
-        return _read_memory(fresh.data_ptr(), fresh.nbytes)
+        return ctypes.string_at(fresh.data_ptr(), fresh.nbytes) if fresh.nbytes else b""
 
     def describe(tensor: Any) -> tuple[int, tuple[int, ...], str]:
         dtype = str(tensor.dtype).removeprefix("torch.").replace("_x2", "x2")  # two lanes
@@ -340,7 +336,7 @@ def _paddle() -> Subject:
 
     def read(tensor: Any) -> bytes:
         fresh = tensor if tensor.is_contiguous() else tensor.contiguous()  # which knows no wide unsigned ones
-        return _read_memory(fresh.data_ptr(), fresh.size * fresh.element_size())
+        return ctypes.string_at(fresh.data_ptr(), fresh.size * fresh.element_size()) if fresh.size else b""
 
     def parameter() -> Any:
         tensor = paddle.ones([3])

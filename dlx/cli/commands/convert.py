@@ -20,8 +20,7 @@ from dlx._registry.generic import Deferred
 from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
 from dlx.cli.model import BadInput, counted
-from dlx.cli.objects import dotted, entries_of
-from dlx.cli.sources import stdin_file
+from dlx.cli.sources import dotted, entries_of, stdin_file
 from dlx.errors import DlxError, FileError, sentences
 
 

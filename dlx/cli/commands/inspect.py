@@ -10,8 +10,7 @@ from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
 from dlx.cli import tables, targets
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of, totals
-from dlx.cli.objects import capsule_facts
-from dlx.cli.sources import open_sources
+from dlx.cli.sources import capsule_facts, open_sources
 from dlx.cli.targets import Outcome
 
 REASONS = 3  # of a kind, for each target

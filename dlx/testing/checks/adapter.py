@@ -270,7 +270,6 @@ def adapter_lifetimes(lib: Subject) -> None:
     class Owner(bytearray):
         """Memory that can be watched."""
 
-    target_of(lib)
     array, source = array_of(lib)
     owner = Owner(source.elements())
     watch = weakref.ref(owner)

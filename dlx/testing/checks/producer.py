@@ -231,9 +231,7 @@ def together_well(do: Callable[[int], Any]) -> None:
 
 def _owned(lib: Subject) -> tuple[Any, Taken]:
     array = lib.array()[0]
-    taken = lib.versioned(array)
-    taken.consume()
-    return array, taken
+    return array, lib.versioned(array).consume()
 
 
 @check("producer", "lifetimes", "wrong", see="DLPack, Python specification: capsule destructor")
@@ -263,8 +261,7 @@ def owner_released(lib: Subject) -> None:
     array = lib.array()[0]
     before = sys.getrefcount(array)
     for _ in range(10):
-        taken = lib.versioned(array)
-        taken.consume()
+        taken = lib.versioned(array).consume()
         taken.capsule = None
         must(sys.getrefcount(array) >= before, "a consumed capsule released the array when it was dropped")
         taken.delete(gil=True)
@@ -277,8 +274,7 @@ def owner_released(lib: Subject) -> None:
 def owner_outlives(lib: Subject) -> None:
     """A consumer may outlive the array and its capsule."""
     array, data = lib.array()
-    taken = lib.versioned(array)
-    taken.consume()
+    taken = lib.versioned(array).consume()
     taken.capsule = None
     del array
     gc.collect()
@@ -328,9 +324,7 @@ def export_leaks(lib: Subject) -> None:
     make = lib.make
 
     def consumed() -> None:
-        taken = lib.versioned(make(data, dtype, shape))
-        taken.consume()
-        taken.delete()
+        lib.versioned(make(data, dtype, shape)).consume().delete()
 
     def asked(**keywords: Any) -> Callable[[], Any]:
         return lambda: attempt(make(data, dtype, shape).__dlpack__, **keywords)
@@ -355,8 +349,7 @@ def export_threads(lib: Subject) -> None:
         for _ in range(100):
             taken = lib.versioned(array)
             must(taken.elements() == data, "other elements")
-            taken.consume()
-            taken.delete()
+            taken.consume().delete()
 
     together_well(work)
     gc.collect()
