@@ -1,4 +1,4 @@
-"""How dlx's objects show themselves: as text, as a table in notebooks, and to rich, which is not imported for it."""
+"""Display dlx's objects as text, as a table in notebooks, and for rich, which is not imported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ COLORS = {
     "refused": ("#cf222e", "#f85149"),
     "same": ("#d1d9e0", "#3d444d"),
 }
-"""Colours of outcomes on a light and on a dark ground, in pictures too; that of a refusal is a border's."""
+"""Colours of outcomes on a light and on a dark ground, also of pictures; a refusal's is that of a border."""
 
-# A notebook may be light or dark, and does not say which: a word has a ground of its own.
+# A notebook does not say whether it is light or dark: each word gets its ground.
 _ON = {"shared": "#ffffff", "viewed": "#ffffff", "copied": "#1f2328", "same": "#1f2328"}
 _PADDED = "display:inline-block;padding:0 .5em;border-radius:.3em;"
 _PLAIN = "color:inherit;font-size:inherit;"
@@ -24,7 +24,7 @@ _LEFT = "text-align:left;vertical-align:top;"
 
 
 def escape(text: str) -> str:
-    """Return a text as HTML shows it; the module is loaded with the first notebook, since it has a big table."""
+    """Escape a text for HTML; the module has a big table, so it is loaded with the first notebook."""
     import html
 
     return html.escape(text)
@@ -36,7 +36,7 @@ class Shown:
     __slots__ = ()
 
     def _table(self) -> str:
-        """Return the inside of its HTML; empty: its repr is shown."""
+        """Return its HTML; empty to show its repr."""
         return ""
 
     def _repr_html_(self) -> str:
@@ -50,7 +50,7 @@ class Shown:
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Return rows of cells as lines of text, the columns aligned; a column of empty cells is left out."""
+    """Return rows of cells as lines of aligned text, without empty columns."""
     rows = list(zip(*filter(any, zip(*rows, strict=True)), strict=True))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -58,18 +58,9 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
 
 
 def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], below: Iterable[str] = ()) -> str:
-    """Return an HTML table. Everything is escaped; a column called outcome has the colours of the pictures.
+    """Return an HTML table without empty columns, between a caption and lines below; all text is escaped.
 
-    A column of empty cells is left out.
-
-    Parameters
-    ----------
-    caption, below
-        Text above it, and lines under it; empty for none.
-    names
-        Heads of the columns.
-    rows
-        Their cells.
+    A column called outcome has the colours of the pictures.
     """
     rows = list(rows)
     used = [i for i in range(len(names)) if any(row[i] for row in rows)]
@@ -89,11 +80,10 @@ def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], bel
 
 def _word(outcome: str) -> str:
     kind = "copied" if outcome == "moved" else outcome
-    light = COLORS.get(kind, ("currentColor",))[0]
-    if kind in _ON:
-        style = f"background:{light};color:{_ON[kind]};"
-    elif kind in COLORS:
+    style = "border:1px solid currentColor;"
+    if kind in COLORS:
+        light = COLORS[kind][0]
         style = f"background:#ffffff;color:{light};border:1px solid {light};"
-    else:
-        style = "border:1px solid currentColor;"
+        if kind in _ON:
+            style = f"background:{light};color:{_ON[kind]};"
     return f"<span style={_PADDED + style!r}>{escape(outcome)}</span>"

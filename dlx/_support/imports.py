@@ -1,7 +1,6 @@
 """`when_imported`: call a function with a module once the module is imported.
 
-A finder waits in `sys.meta_path` for modules that are not imported yet. It asks the other finders for the module, and
-calls the functions when the module has run. It leaves when no module is waited for.
+A finder in `sys.meta_path` asks the other finders for modules that are waited for, and leaves when there are none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _waiting: dict[str, list[Callable[[Any], None]]] = {}
 
 
 def when_imported(name: str, function: Callable[[Any], None]) -> None:
-    """Call a function with the module of a name, now if the module is imported already, else after its import."""
+    """Call a function with a module, now if it is imported already, else after its import."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         function(module)
@@ -31,16 +30,13 @@ def when_imported(name: str, function: Callable[[Any], None]) -> None:
 
 
 class _Loader:
-    """A module's own loader, which calls the functions when the module has run."""
+    """A module's own loader, followed by the functions that wait for the module."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec) if hasattr(self._loader, "create_module") else None
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = module.__spec__.loader = self._loader  # type: ignore[union-attr]
@@ -53,7 +49,7 @@ class _Loader:
 
 
 class _Finder:
-    """A finder that finds the modules by the other finders."""
+    """A finder that asks the other finders."""
 
     def __init__(self) -> None:
         self._asked = threading.local()  # the other finders may ask all of them in turn
@@ -63,8 +59,7 @@ class _Finder:
             return None
         self._asked.name = name
         try:
-            others = [finder for finder in sys.meta_path if finder is not self]
-            found = (finder.find_spec(name, path, target) for finder in others)
+            found = (finder.find_spec(name, path, target) for finder in [*sys.meta_path] if finder is not self)
             spec = next((spec for spec in found if spec is not None), None)
         finally:
             self._asked.name = None

@@ -1,4 +1,4 @@
-"""Keywords that a function does not have: the error says which one was meant."""
+"""The error for a misspelt keyword, which names the one that was meant."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ UNCHANGED = "A conversion changes no dtype: change it in the framework, before o
 
 
 def check_names(function: Any, names: Iterable[str]) -> None:
-    """Raise the TypeError for a keyword that a function does not have, with the one that was meant.
-
-    Python 3.13 says that itself, of functions in Python.
-
-    Raises
-    ------
-    TypeError
-        If there is such a keyword, and one that is like it.
-    """
+    """Raise a TypeError for a name that is like a keyword of a function; Python 3.13 itself does so."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for name in names:

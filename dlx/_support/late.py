@@ -1,4 +1,4 @@
-"""Modules of dlx that are imported when they are needed: `Late`, and `load_name`."""
+"""Import modules of dlx when they are needed: `Late` and `load_name`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ __all__ = ["Late", "load_name"]
 def load_name(module: str, name: str) -> Any:
     """Import a module of dlx and return one of its names.
 
-    Raises
-    ------
-    ImportError
-        If the call interrupts the import of the module, as a signal handler may, or Python ends.
+    An ImportError means that the call interrupts the import of the module, as a signal handler may, or Python ends.
     """
     collects = gc.isenabled()
     try:
-        gc.disable()  # finalizers and callbacks of a collection may convert, and would find half a module
+        gc.disable()  # finalizers of a collection may convert, and would find half a module
         restore_modules()
         loaded = importlib.import_module(module)
     except ImportError as error:

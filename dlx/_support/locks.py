@@ -1,4 +1,4 @@
-"""Locks that a forked child can take, whatever threads of its parent held."""
+"""Fork-safe locks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Holder", "lock_of", "unlocked"]
 
 
 class Holder(Protocol):
-    """An object with a lock of its own, made when it is first asked for: None until then. It is weakly referenced."""
+    """A weakly referenceable object with a lock, which is None until `lock_of` makes it."""
 
     _lock: threading.RLock | None
 
@@ -23,20 +23,20 @@ _making = threading.RLock()
 
 
 def lock_of(holder: Holder) -> threading.RLock:
-    """Return the lock of an object."""
+    """Return the lock of an object, which a forked child can take whatever threads its parent had."""
     if holder._lock is None:
         with _making:
             if holder._lock is None:
-                _holders.add(holder)  # first: once it can be taken, a fork must find it
+                _holders.add(holder)  # first: a fork must find every lock
                 holder._lock = threading.RLock()
     return holder._lock
 
 
 def unlocked(cls: type) -> None:
-    """Let the cached properties of a class be computed without a lock, as they are from Python 3.12 on.
+    """Let the cached properties of a class be computed without a lock, as from Python 3.12 on.
 
-    Python 3.11 has one lock for all objects: a thread that imports a framework meanwhile blocks all others, and a child
-    that is forked meanwhile deadlocks.
+    Python 3.11 has one lock for all objects: a thread that imports a framework would block all others and forked
+    children.
     """
     for value in vars(cls).values():
         if isinstance(value, functools.cached_property) and hasattr(value, "lock"):
@@ -44,7 +44,7 @@ def unlocked(cls: type) -> None:
 
 
 def _renew() -> None:
-    """Replace the locks that threads of the parent held, which are not there to release them."""
+    """Replace the locks of the parent's other threads, which do not exist in a child."""
     global _making
     _making = _free(_making)
     for holder in list(_holders):
@@ -55,7 +55,7 @@ def _renew() -> None:
 def _free(lock: threading.RLock) -> threading.RLock:
     if not lock.acquire(blocking=False):
         return threading.RLock()
-    lock.release()  # free, or held by the thread that forked, which goes on here
+    lock.release()  # it was free, or is held by the thread that forked, which goes on here
     return lock
 
 

@@ -1,4 +1,4 @@
-"""`set_module`: what a public class or function is shown as; `restore_modules`: keep one copy of each module."""
+"""`set_module`: the module that a public name shows; `restore_modules`: keep one copy of each module."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _DLX = sys.modules["dlx"]
 
 
 def set_module(name: str) -> Callable[[T], T]:
-    """Return a decorator that sets ``__module__``, which names, pickles and error messages show.
-
-    Annotations are shown as they are written, without quotes, of a class's methods as well.
-    """
+    """Return a decorator that sets ``__module__``; `help` then shows annotations, also of methods, without quotes."""
 
     def decorate(defined: T) -> T:
         defined.__module__ = name
@@ -45,10 +42,9 @@ def _written(annotation: Any) -> Any:
 
 
 def restore_modules() -> None:
-    """Put dlx's modules back where they were taken out of ``sys.modules``.
+    """Put dlx's modules back into ``sys.modules``, from which `unittest.mock.patch.dict` removes late ones.
 
-    `unittest.mock.patch.dict` takes out what was imported meanwhile. Imported again, a module would have other classes,
-    which nothing that is loaded already knows.
+    Imported again, a module would have other classes, which the loaded modules do not know.
     """
     if sys.modules.get("dlx") is _DLX:
         for module in _below(_DLX):
@@ -56,7 +52,7 @@ def restore_modules() -> None:
 
 
 def _below(package: ModuleType) -> Iterator[ModuleType]:
-    """Give the modules of a package that were loaded, and those of its packages."""
+    """Give the loaded modules of a package and of its packages."""
     for name, value in [*vars(package).items()]:
         if type(value) is ModuleType and value.__name__ == f"{package.__name__}.{name}":
             yield value

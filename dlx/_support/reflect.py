@@ -1,8 +1,7 @@
 """Safe inspection of foreign exceptions, values and classes, any of which may raise when inspected.
 
-A failing repr never hides the original error: what cannot be shown is named by its class, and long texts are cut. Of a
-message the first line is shown, without the folders of libraries: the rest is C++ frames and advice for others.
-Interrupts and `MemoryError` propagate.
+A failing repr never hides the original error. Of a message the first line is shown, without the folders of libraries:
+the rest is C++ frames and advice for others. Interrupts and `MemoryError` propagate.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_MESSAGE = 1000
-"""Characters of a foreign message that dlx repeats; the exception itself, the `__cause__`, has them all."""
+"""Characters of a foreign message that dlx repeats; the `__cause__` has them all."""
 
 _PART = r"[^/\s:'\"()<>,]+"
 _FOLDERS = re.compile(
     rf"(?<![\w./])(?:[A-Za-z]:)?/(?:(?:{_PART}/)*(?:site|dist)-packages/"
     rf"|(?:{_PART}/)+(?={_PART}\.(?:so|dylib|dll|pyd|py|pyx|c|cc|cpp|cu|cuh|h|hpp|rs)\b))"
 )
-"""The folders of a library or a source file, which tell a reader nothing."""
+"""The folders of a library or a source file."""
 
 Value = TypeVar("Value")
 
@@ -44,13 +43,13 @@ _module = type.__dict__["__module__"].__get__
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message that has words, without the folders of libraries."""
+    """Return the first line of a message that is not blank, without the folders of libraries."""
     line = str.lstrip(text).partition("\n")[0].rstrip()
     return _FOLDERS.sub("", line) if "/" in line else line
 
 
 def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
-    """Return the first line of what an exception says, cut where it is long; empty where it says nothing."""
+    """Return the first line of an exception's message, cut if it is long."""
     try:
         return cut(first_line(str(error)), most)
     except MemoryError:
@@ -60,7 +59,7 @@ def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
 
 
 def find_in(error: BaseException, pattern: str) -> str:
-    """Return the first group of a pattern in the whole message of another library's exception; empty if not found."""
+    """Return the first group of a pattern in the whole message of an exception; empty if not found."""
     try:
         found = re.search(pattern, str(error))
     except MemoryError:
@@ -71,28 +70,21 @@ def find_in(error: BaseException, pattern: str) -> str:
 
 
 def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:
-    """Return an exception as a part of a sentence: its class, and what it says."""
+    """Return an exception as a part of a sentence: its class and its message."""
     name, message = class_name(type(error)), message_of(error, most)
     return f"{name}: {message}" if message else name
 
 
 def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = ConversionError, **parts: Any) -> DlxError:
-    """Return the error to raise for an exception of foreign code, which becomes its cause.
+    """Return the error to raise for an exception of foreign code, which ends the sentence `what` (``"torch failed:"``).
 
-    Parameters
-    ----------
-    what
-        What failed; the exception ends the sentence: ``"torch failed:"``.
-    cause
-        The exception; None where there was none, only a failure. A `MemoryError` is raised again unchanged.
-    kind, parts
-        Class and parts of the error.
+    The cause is None if there was no exception, only a failure; a `MemoryError` is raised again unchanged.
     """
     if isinstance(cause, MemoryError):
         try:
             raise cause
         finally:
-            del cause  # this frame is in its traceback, and would keep it, and all that it holds, alive
+            del cause  # this frame is in its traceback, and would keep it alive
     said = cause and f"{class_name(type(cause))}: {message_of(cause) or 'without a message'}"
     error = kind(f"{what} {said or 'without saying why'}", **parts)
     error.__cause__ = cause
@@ -119,7 +111,7 @@ class foreign_errors:  # noqa: N801
 
 
 def module_of(kind: type) -> str:
-    """Return the name of the module that a class says it is of; empty where it says nothing of use."""
+    """Return the name of a class's module; empty if it is of no use."""
     try:
         module = _module(kind)
         if type(module) is not str and class_name(type(module)) == "pybind11_static_property":  # DALI renames classes
@@ -147,16 +139,13 @@ def type_name(kind: type) -> str:
 
 
 def is_key(kind: type) -> bool:
-    """Return whether a class can be a key: it is equal to itself only, and none of its metaclass's code runs."""
+    """Return whether a class can be a key: it equals only itself, and no code of its metaclass runs."""
     meta = type(kind)
     return meta is type or (meta.__hash__ is type.__hash__ and meta.__eq__ is type.__eq__)
 
 
 def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
-    """Return `issubclass`, which abstract base classes refuse for a class that is no key: they remember their answers.
-
-    Of such a class only its true bases count.
-    """
+    """Return `issubclass`; of a class that is no key, which abstract base classes refuse, only true bases count."""
     if is_key(kind):
         return issubclass(kind, bases)
     every = bases if isinstance(bases, tuple) else (bases,)
@@ -164,21 +153,21 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
 
 
 class TypeCache(dict["weakref.ref[type] | None", Value]):
-    """Answers by class, for as long as the class lives, by a weak reference to a class that `is_key`; none for None."""
+    """Values by weak reference to a class that `is_key`, as long as the class lives."""
 
     def keep(self, kind: type, value: Value) -> Value:
-        """Note what is known of a class, and return it; of one that cannot be a key nothing is kept."""
+        """Keep and return the value of a class; that of a class that cannot be a key is not kept."""
         if is_key(kind):
             self[weakref.ref(kind, self._drop)] = value
         return value
 
     def find(self, kind: type) -> Value | None:
-        """Return what is known of a class, or None."""
+        """Return the value of a class, or None."""
         return self.get(weakref.ref(kind)) if type(kind) is type or is_key(kind) else None
 
     @property
     def _drop(self) -> Any:
-        """What a class does when it goes; it does not keep the cache alive."""
+        """Callback for the end of a class, which does not keep the cache alive."""
         cache = weakref.ref(self)
 
         def drop(dead: weakref.ref[type]) -> None:

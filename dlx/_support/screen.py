@@ -1,6 +1,6 @@
 """Print a command's result: tables that fit the terminal, plain aligned text in a pipe, or JSON.
 
-Text that comes from files is never taken for markup, nor for control characters.
+Text from files is never interpreted as markup or control characters.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dlx._support.reflect import message_of
 from dlx._support.stdout import complain, has_colors, head
 from dlx._support.text import one_line
 
-__all__ = ["OUTCOMES", "SHORT", "Cell", "Screen", "failure"]
+__all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
 
-SLOW = 1.0  # seconds, from which on a bar shows how far a command is
-SHORT = 20  # characters: a column of nothing longer is not wrapped
+SLOW = 1.0  # seconds until a bar shows the progress
+SHORT = 20  # characters: a column of shorter texts is not wrapped
 
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ OUTCOMES = {"same": "good", "shared": "good", "viewed": "good", "copied": "warn"
 
 
 class Screen:
-    """One command's output, on stdout if no file is named; under `as_json` only `document` prints.
+    """One command's output, on stdout if no file is named; with `as_json` only `document` prints.
 
-    `width` draws as on a terminal of so many columns; without it, only if the output is a terminal.
+    `width` draws as on a terminal of so many columns; None: as on the file, which may be a terminal.
     """
 
     def __init__(
@@ -50,28 +50,18 @@ class Screen:
         self._file = file or sys.stdout
         if file is None and hasattr(self._file, "reconfigure"):
             self._file.reconfigure(errors="backslashreplace")  # a C locale cannot say everything
-        self._width = width or self._columns()
+        self._has_output = False
+        self._width = width or _columns(self._file)
         self._is_colored = self._width is not None and has_colors(is_terminal=True)
-
-    def _columns(self) -> int | None:
-        """Return how wide the terminal is, None for a pipe."""
-        if not (self._file.isatty() or os.environ.get("FORCE_COLOR")):
-            return None
-        if os.environ.get("COLUMNS", "").isdecimal():
-            return int(os.environ["COLUMNS"]) or None
-        try:
-            return os.get_terminal_size(self._file.fileno()).columns or 80
-        except (AttributeError, OSError, ValueError):
-            return 80
 
     @property
     def plain(self) -> bool:
-        """Whether it is for a pipe: no colours, nothing wrapped."""
+        """Whether it prints for a pipe, without colours and wrapping."""
         return self._width is None
 
     def document(self, data: dict[str, Any], errors: Sequence[Exception] = ()) -> None:
-        """Print the command's result as JSON, if that was asked for; errors are printed on stderr, in any case."""
-        said = [failure(error) for error in errors]
+        """Print the result as JSON, if that was asked for, and the errors on stderr in any case."""
+        said = [{"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)} for error in errors]
         if self.as_json:
             named = {"errors": said} if said else {}
             print(json.dumps({**head(self.command), **data, **named}, indent=2, default=str), file=self._file)
@@ -81,15 +71,17 @@ class Screen:
 
     def line(self, *cells: Cell) -> None:
         """Print one line of text."""
-        for line in _folded(map(_styled, cells), self._width):
+        for line in _fold(map(_styled, cells), self._width):
             self._print(line)
 
     def block(self, text: str) -> None:
-        """Print lines unchanged, neither wrapped nor styled."""
+        """Print lines unchanged."""
         self._print([(text, "")])
 
     def heading(self, text: str, rest: str = "") -> None:
-        """Print a line that begins a part."""
+        """Print the title of a part, below an empty line unless it is the first output."""
+        if self._has_output:
+            self.line("")
         self.line((text, "name"), *([("  ", ""), (rest, "quiet")] if rest else []))
 
     def facts(self, rows: Sequence[tuple[str, Cell]]) -> None:
@@ -97,11 +89,10 @@ class Screen:
         self._rows(["", ""], [[(f"  {one_line(name)}", "quiet"), _styled(value)] for name, value in rows])
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Print a table without its empty columns, but always with the first.
+        """Print a table without its empty columns, except for the first.
 
-        A column whose name begins with ``>`` is aligned to the right; one whose name begins with ``/`` holds names with
-        dots or brackets, and is broken there. A terminal too narrow for all columns gets a line for each row's first
-        cell, and the others named below it.
+        A column whose name begins with ``>`` is aligned to the right; one whose name begins with ``/`` is broken at its
+        dots and brackets. A terminal that is too narrow gets each row's first cell, and the others named below it.
         """
         styled = [[*map(_styled, row)] for row in rows]
         kept = [i for i in range(len(columns)) if i == 0 or any(row[i][0] for row in styled)]
@@ -109,13 +100,11 @@ class Screen:
             self._rows([columns[i] for i in kept], [[row[i] for i in kept] for row in styled])
 
     def _rows(self, columns: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
-        """Print rows below each other, and the names of columns above them, if they have names."""
+        """Print rows below the names of their columns, if these have names."""
         names = [column.lstrip(">/") for column in columns]
         widths = [max(map(_width, [name, *(row[i][0] for row in rows)])) for i, name in enumerate(names)]
-        gap = 2
-        if self._width is not None and any(names):
-            fitting = (each for each in (3, 2, 1) if sum(widths) + each * (len(names) - 1) <= self._width)
-            gap = next(fitting, 2)
+        gaps = (3, 2, 1) if self._width is not None and any(names) else ()
+        gap = next((each for each in gaps if sum(widths) + each * (len(names) - 1) <= (self._width or 0)), 2)
         if not self._fit(columns, widths, gap):
             self._stacked(names, rows)
             return
@@ -127,7 +116,7 @@ class Screen:
             self._row(columns, row, widths, gap)
 
     def _fit(self, columns: Sequence[str], widths: list[int], gap: int) -> bool:
-        """Shrink columns until they fit the terminal, the widest first; return whether they do."""
+        """Shrink columns, the widest first; return whether they fit the terminal."""
         too_much = 0 if self._width is None else sum(widths) + gap * (len(widths) - 1) - self._width
         least = [width if name[:1] == ">" else min(width, SHORT) for name, width in zip(columns, widths, strict=True)]
         if too_much > sum(widths) - sum(least):
@@ -139,7 +128,7 @@ class Screen:
 
     def _row(self, columns: Sequence[str], row: Sequence[_Span], widths: Sequence[int], gap: int) -> None:
         parts = [
-            _folded([cell], None if self._width is None else width, is_name=column[:1] == "/")
+            _fold([cell], self._width and width, is_name=column[:1] == "/")
             for column, cell, width in zip(columns, row, widths, strict=True)
         ]
         for cells in itertools.zip_longest(*parts, fillvalue=[]):
@@ -154,7 +143,7 @@ class Screen:
             self.line(first)
             named = [pair for pair in zip(names[1:], others, strict=True) if pair[1][0]]
             spans = [span for name, cell in named for span in ((f"{name} ".lstrip(), "quiet"), cell, ("  ", ""))]
-            for line in _folded(spans, self._width and self._width - 2):
+            for line in _fold(spans, self._width and self._width - 2):
                 self._print([("  ", ""), *line])
 
     def _print(self, line: Sequence[_Span]) -> None:
@@ -165,6 +154,7 @@ class Screen:
             part = "".join(part for part, _ in group)
             text += f"\x1b[{_STYLES[style]}m{part}\x1b[0m" if style and self._is_colored else part
         print(text.rstrip(" "), file=self._file)
+        self._has_output = True
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
@@ -172,48 +162,39 @@ class Screen:
         if not self._is_watched():
             yield
             return
-        from rich.console import Console
-
-        with Console(stderr=True, markup=False).status(one_line(text)):
+        with _console().status(one_line(text)):
             yield
 
     def progress(self, items: Iterable[T], text: str, total: int) -> Iterable[T]:
-        """Give items one by one, with a bar on the terminal's stderr; it is wiped out in the end."""
+        """Give items one by one, with a bar on the terminal's stderr until the end."""
         if not self._is_watched() or total < 2:
             return items
-        from rich.console import Console
         from rich.progress import track
 
-        return track(items, one_line(text), total, console=Console(stderr=True, markup=False), transient=True)
+        return track(items, one_line(text), total, console=_console(), transient=True)
 
     @contextlib.contextmanager
     def bytes_done(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Give a function that is told how many bytes were done: a bar on the terminal's stderr, from `SLOW` on."""
+        """Give a function that counts bytes for a bar on the terminal's stderr, which appears after `SLOW` seconds."""
         if not self._is_watched():
             yield lambda _: None
             return
         begun, done = time.monotonic(), 0
         bar: Any = None
-        task: Any = None
 
         def advance(count: int) -> None:
-            nonlocal done, bar, task
+            nonlocal done, bar
             done += count
             if bar is None and time.monotonic() - begun >= SLOW:
-                from rich.console import Console
                 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-                columns = (
-                    TextColumn("{task.description}", markup=False),
-                    BarColumn(),
-                    DownloadColumn(True),
-                    TimeRemainingColumn(),
-                )
-                bar = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
-                task = bar.add_task(one_line(text), total=total)
+                label = TextColumn("{task.description}", markup=False)
+                columns = (label, BarColumn(), DownloadColumn(True), TimeRemainingColumn())
+                bar = Progress(*columns, console=_console(), transient=True)
+                bar.add_task(one_line(text), total=total)
                 bar.start()
             if bar is not None:
-                bar.update(task, completed=done)
+                bar.update(0, completed=done)  # its only task
 
         try:
             yield advance
@@ -229,9 +210,22 @@ class Screen:
         self._file.flush()
 
 
-def failure(error: Exception) -> dict[str, str]:
-    """Return the class and the text of an error, on one line."""
-    return {"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)}
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True, markup=False)
+
+
+def _columns(file: TextIO) -> int | None:
+    """Return the width of a terminal, None for a pipe."""
+    if not (file.isatty() or os.environ.get("FORCE_COLOR")):
+        return None
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return int(os.environ["COLUMNS"]) or None
+    try:
+        return os.get_terminal_size(file.fileno()).columns or 80
+    except (AttributeError, OSError, ValueError):
+        return 80
 
 
 def _styled(cell: Cell) -> _Span:
@@ -241,14 +235,14 @@ def _styled(cell: Cell) -> _Span:
 
 
 def _width(text: str) -> int:
-    """Return the columns of a terminal that a text takes: those of East Asia take two, accents none."""
+    """Return the columns of a terminal that a text takes: two for characters of East Asia, none for accents."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
-def _folded(cells: Iterable[_Span], width: int | None, *, is_name: bool = False) -> list[list[_Span]]:
-    """Break text into lines of a width: between words, or a name behind its dots and brackets."""
+def _fold(cells: Iterable[_Span], width: int | None, *, is_name: bool = False) -> list[list[_Span]]:
+    """Break text into lines of a width between words; a name behind its dots and brackets."""
     if width is None:
         return [[*cells]]
     lines: list[list[_Span]] = [[]]

@@ -14,24 +14,19 @@ from dlx._version import __version__
 __all__ = ["SCHEMA", "complain", "has_colors", "head", "own_stdout", "say", "silence"]
 
 SCHEMA = 1
-"""Version of the documents that ``--json`` prints; it changes if a program that reads them would break."""
+"""Version of the documents of ``--json``; it changes if programs that read them would break."""
 
 
 def head(command: str) -> dict[str, Any]:
-    """Return the keys that every JSON document of a command begins with."""
+    """Return the first keys of every JSON document of a command."""
     return {"schema": SCHEMA, "command": command or None, "dlx": __version__}
 
 
 @contextlib.contextmanager
 def own_stdout() -> Iterator[TextIO]:
-    """Give the process's stdout as a file of its own, while ``sys.stdout`` and descriptor 1 are stderr.
+    """Give the process's stdout as another file, while ``sys.stdout`` and descriptor 1 are stderr.
 
-    A ``sys.stdout`` that was replaced is returned unchanged.
-
-    Raises
-    ------
-    OSError
-        If stdout is closed, or takes no more.
+    A replaced ``sys.stdout`` is returned unchanged. An OSError means that stdout is closed, or takes no more.
     """
     out = sys.stdout
     if out is None:
@@ -58,7 +53,7 @@ def own_stdout() -> Iterator[TextIO]:
 
 
 def silence(descriptor: int) -> None:
-    """Discard what is written to a descriptor."""
+    """Discard the output of a descriptor."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -72,10 +67,10 @@ def _descriptor(file: TextIO) -> int | None:
 
 
 def complain(command: str, text: str) -> None:
-    """Say what is wrong on stderr: in one line; on a terminal in colour, and wrapped between words."""
+    """Print an error on stderr in one line; on a terminal in colour, and wrapped between words."""
     head = f"dlx {command}: " if command else "dlx: "
     text, file = head + text, sys.stderr
-    is_terminal = file is not None and _is_terminal(file)
+    is_terminal = file is not None and not getattr(file, "closed", False) and file.isatty()
     if is_terminal:
         import shutil
         import textwrap
@@ -88,24 +83,15 @@ def complain(command: str, text: str) -> None:
 
 
 def has_colors(*, is_terminal: bool) -> bool:
-    """Return whether the user wants colours there."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return is_terminal or bool(os.environ.get("FORCE_COLOR"))
-
-
-def _is_terminal(file: TextIO) -> bool:
-    try:
-        return file.isatty()
-    except ValueError:  # it is closed
-        return False
+    """Return whether the user wants colours."""
+    refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not refused and (is_terminal or bool(os.environ.get("FORCE_COLOR")))
 
 
 def say(text: str, file: TextIO | None) -> None:
-    """Print a line to a stream that may be closed or full; a failure to print is ignored."""
-    if file is None:
-        return
-    try:
-        print(text, file=file, flush=True)
-    except OSError:
-        silence(file.fileno())  # nor shall the interpreter complain, when it ends
+    """Print a line to a stream that may be closed or full, and ignore a failure."""
+    if file is not None:
+        try:
+            print(text, file=file, flush=True)
+        except OSError:
+            silence(file.fileno())  # else the interpreter complains when it ends

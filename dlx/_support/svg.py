@@ -1,4 +1,4 @@
-"""The style, boxes, texts and legends of every picture that dlx draws: SVG text, for light and dark pages."""
+"""The style, boxes, texts and legends of dlx's pictures: SVG text, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ svg {{ font-family: system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif; font
 def page(
     size: tuple[int, int], title: str, fills: Mapping[str, tuple[str, str]], parts: Iterable[str], more: str = ""
 ) -> str:
-    """Return a whole picture of (width, height) pixels, on a ground of its own.
+    """Return a picture of (width, height) pixels.
 
-    `fills` says the colour of each class on a light page and on a dark one, with further declarations behind a
-    semicolon; `more` are further rules of style.
+    `fills` maps a class to its colours on light and dark pages, with further declarations behind a semicolon; `more`
+    are further rules of style.
     """
     light, dark = ("\n".join(f".{kind} {{ fill: {both[i]}; }}" for kind, both in fills.items()) for i in (0, 1))
     width, height = size
@@ -36,18 +36,18 @@ def page(
 
 
 def box(x: float, y: float, width: float, height: float, kind: str, hint: str = "") -> str:
-    """Return a box of a class of `fills`, with a text to show under the mouse."""
+    """Return a box of a class of `fills`; `hint` is shown under the mouse."""
     shape = f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{width:.1f}" height="{height:.0f}" rx="2"'
     return f"{shape}><title>{escape(hint)}</title></rect>" if hint else f"{shape}/>"
 
 
 def text(x: float, y: float, words: str, attributes: str = "") -> str:
-    """Return a text with further attributes of its element."""
+    """Return a text element with further attributes."""
     return f'<text x="{x:.0f}" y="{y:.0f}" {attributes}>{escape(words)}</text>'
 
 
 def legend(x: float, y: float, meanings: Mapping[str, str]) -> list[str]:
-    """Return a line of boxes, each with the meaning of its class."""
+    """Return a line of boxes with the meanings of their classes."""
     parts = []
     for kind, meaning in meanings.items():
         parts += [box(x, y, 12, 12, kind), text(x + 18, y + 10, meaning)]

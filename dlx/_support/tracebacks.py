@@ -9,34 +9,24 @@ from dlx.errors import DlxError
 __all__ = ["REFUSALS", "name_action", "shorten"]
 
 REFUSALS = (DlxError, ExceptionGroup, OSError)
-"""What says all in its message; any other exception may be a fault of dlx, and keeps its frames."""
+"""Errors whose message says all; any other exception may be a fault of dlx, and keeps its frames."""
 
 
 def shorten(error: BaseException, *, own: bool = True) -> None:
-    """Drop dlx's frames from a traceback, but for the outermost one and the innermost one; others' frames stay.
+    """Drop dlx's frames from a traceback, except for the outermost and the innermost one; causes keep theirs.
 
-    Causes keep theirs. It is called where an error is passed on by a bare ``raise``.
-
-    Parameters
-    ----------
-    error
-        It was caught by the function that calls this.
-    own
-        Whether the frame of that function stays.
+    The function that caught the error calls this and passes the error on by a bare ``raise``. `own` keeps its frame.
     """
     first = error.__traceback__
     if first is None or first.tb_next is None:
         return
-    frames: list[tuple[TracebackType, bool]] = []
-    innermost: TracebackType | None = None
+    frames: list[TracebackType] = []
     frame: TracebackType | None = first.tb_next
     while frame is not None:
-        ours = _is_ours(frame)
-        if ours:
-            innermost = frame
-        frames.append((frame, ours))
+        frames.append(frame)
         frame = frame.tb_next
-    kept = [frame for frame, ours in frames if not ours or frame is innermost]
+    hidden = {*[frame for frame in frames if _is_ours(frame)][:-1]}
+    kept = [frame for frame in frames if frame not in hidden]
     for one, following in zip(kept, [*kept[1:], None], strict=True):
         one.tb_next = following
     if own:
@@ -55,7 +45,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def name_action(error: BaseException, action: str) -> None:
-    """Note which function was called; of nested calls the outermost one is noted last."""
+    """Note the called function in an error; of nested calls the outermost one is noted last."""
     if isinstance(error, DlxError):
         error.action = action
     elif isinstance(error, BaseExceptionGroup):

@@ -15,9 +15,8 @@ from typing import Any
 
 __all__ = ["main"]
 
-OK, STRICT, BAD = 0, 1, 2
-PIPE, INTERRUPTED = 141, 130  # as a shell says of a program that SIGPIPE or SIGINT ended
-TRACEBACK = "DLX_TRACEBACK"  # an environment variable: a fault of dlx itself is shown whole
+BAD, INTERRUPTED, PIPE = 2, 130, 141  # the last two as a shell reports a program that SIGINT or SIGPIPE ended
+TRACEBACK = "DLX_TRACEBACK"  # an environment variable: show the whole traceback of a fault of dlx
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,24 +35,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dlx.cli.arguments import WrongCall, parser
 
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    command = ""
     try:
         arguments = parser().parse_args(words)
-    except WrongCall as error:
-        return _ended(error.command, f"{error}; see {error.program} --help", "--json" in words, "WrongCall")
-    except OSError as error:  # what --help is written to takes no more
-        return _unwritten("", error)
-    try:
+        command = arguments.command
         return _run(arguments)
-    except BrokenPipeError:  # `dlx dtypes | head`: nobody reads the rest
+    except WrongCall as error:
+        return _fail(error.command, f"{error}; see {error.program} --help", "--json" in words, "WrongCall")
+    except BrokenPipeError:  # `dlx dtypes | head` reads no further
         return PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:
-        return _unwritten(arguments.command, error)
+    except OSError as error:  # of stdout, for instance on a full disk
+        if os.environ.get(TRACEBACK):
+            raise
+        return _fail(command, f"stdout could not be written: {error.strerror or error}", False, "OSError")
 
 
 def _run(arguments: Any) -> int:
-    """Run one command; a failure is printed in one line, also where foreign code raised it."""
+    """Run one command; print a failure in one line, also of foreign code."""
     try:
         from dlx._support.reflect import class_name, exception_text, safe_repr
         from dlx._support.screen import Screen
@@ -61,7 +61,7 @@ def _run(arguments: Any) -> int:
         from dlx.cli.model import BadInput
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python
-        return _ended(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
+        return _fail(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
     from dlx._support.stdout import own_stdout
 
     try:
@@ -74,34 +74,23 @@ def _run(arguments: Any) -> int:
         text, kind = str(error), type(error).__name__
     except MemoryError:
         text, kind = "out of memory", "MemoryError"
-    except SystemExit as error:  # of code that was imported, or that an object holds
+    except SystemExit as error:  # of an imported module, or of an object's code
         text, kind = f"code that it runs ends the process: SystemExit({safe_repr(error.code)})", "SystemExit"
     except Exception as error:
         if isinstance(error, OSError) or os.environ.get(TRACEBACK):
             raise
         kind = class_name(type(error))
         text = f"a fault of dlx: {exception_text(error, 400)}; please report it with what {TRACEBACK}=1 shows"
-    return _ended(arguments.command, one_line(text, 1500), arguments.json, kind)
+    return _fail(arguments.command, one_line(text, 1500), arguments.json, kind)
 
 
-def _unwritten(command: str, error: OSError) -> int:
-    """End where stdout takes no more, for instance on a full disk."""
-    if isinstance(error, BrokenPipeError):
-        return PIPE
-    if os.environ.get(TRACEBACK):
-        raise error
-    return _ended(command, f"stdout could not be written: {error.strerror or error}", False, "OSError")
-
-
-def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
-    """Say in one line what is wrong, under --json as JSON on stdout, too, and return the exit status."""
-    from dlx._support.stdout import complain, say
+def _fail(command: str, text: str, as_json: bool, kind: str) -> int:
+    """Print an error in one line, under --json as JSON on stdout too, and return the exit status."""
+    from dlx._support.stdout import complain, head, say
 
     complain(command, text)
     if as_json:
         import json
-
-        from dlx._support.stdout import head
 
         say(json.dumps({**head(command), "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
     return BAD

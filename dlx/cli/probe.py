@@ -1,27 +1,38 @@
-"""Questions to one framework, or to the driver, asked in a process of their own: `python -m dlx.cli.probe`.
+"""Ask one framework, or the CUDA driver, in its own process: `python -m dlx.cli.probe`.
 
-A framework that dies on import, or a driver that must not be initialised in a process that forks later, harms nobody
-there. Asked by `dlx doctor --load` and `dlx devices`; the answer is one line of JSON.
+A framework that dies on import, or a driver that must not be initialised in a process that forks later, does no harm
+there. The answer is one line of JSON.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ask"]
+from dlx._api import convert as api
+from dlx._core import cuda
+from dlx._registry.registry import registry
+from dlx._support.reflect import type_name
+from dlx._version import __version__
+from dlx.adapter.base import version_of
+from dlx.cli.sources import capsule_facts
+from dlx.cli.targets import array_of
+from dlx.errors import DeviceError
 
 PATIENCE = 120  # seconds
 
 
 def ask(question: str, name: str = "") -> dict[str, Any]:
-    """Ask in a fresh process; what goes wrong there is in ``"broken"``, one line, and ``"details"``."""
+    """Ask in a fresh process; a failure there is in ``"broken"``, one line, and ``"details"``."""
     path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "dlx.cli.probe", question, name]
@@ -40,19 +51,64 @@ def ask(question: str, name: str = "") -> dict[str, Any]:
     return {"broken": cause, "details": done.stderr}
 
 
+# ---- answers, in the other process -----------------------------------------------------------------------------------
+
+# Attributes of cuDeviceGetAttribute, by cuda.h.
+_ATTRIBUTES = {"managed_memory": 83, "concurrent_managed_access": 89, "memory_pools": 115, "host_memory_mapped": 19}
+_CAPABILITY = (75, 76)
+
+
+def _driver() -> dict[str, Any]:
+    """Return the driver's version and its devices; ``"missing"`` says why there are none."""
+    try:
+        cuda.require()
+    except DeviceError as error:
+        return {"missing": error.reason, "fix": error.fix, "devices": []}
+    library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # the one that dlx has loaded
+
+    def ask(function: str, *arguments: Any, kind: Any = ctypes.c_int) -> Any:
+        """Return the number that a function writes to its first argument; None if it fails or is missing."""
+        number = kind()
+        failed = not hasattr(library, function) or library[function](ctypes.byref(number), *arguments)
+        return None if failed else number.value
+
+    version = ask("cuDriverGetVersion")
+    found = {device: name for device, name in cuda.devices().items() if cuda.is_cuda(device)}
+    handles = {device: ask("cuDeviceGet", device.id) for device in found}
+    devices = []
+    for device, handle in handles.items():
+        capability = [ask("cuDeviceGetAttribute", each, handle) for each in _CAPABILITY]
+        others = [other for other in found if other != device]
+        peers = [str(other) for other in others if ask("cuDeviceCanAccessPeer", handle, handles[other])]
+        devices.append(
+            {
+                "device": str(device),
+                "name": found[device],
+                "bytes": ask("cuDeviceTotalMem_v2", handle, kind=ctypes.c_size_t),
+                "compute_capability": None if None in capability else ".".join(map(str, capability)),
+                **{word: bool(ask("cuDeviceGetAttribute", each, handle)) for word, each in _ATTRIBUTES.items()},
+                "peers": peers,
+            }
+        )
+    number = None if version is None else f"{version // 1000}.{version % 1000 // 10}"
+    return {"version": number, "devices": devices}
+
+
+def framework_devices(name: str) -> dict[str, Any]:
+    """Import a target and return the devices that it sees, by dlx's names, with its own words for them."""
+    target = registry.target(name)
+    devices, types = target.adapter.devices, target.capabilities.device_types
+    found = []
+    for native in itertools.islice(devices.available(), 256):
+        device = devices.from_native(native)
+        taken = types is None or device.type in types
+        found.append({"device": str(device), "dlpack": list(device), "native": repr(native), "taken": taken})
+    return {"devices": found}
+
+
 def _framework(name: str) -> dict[str, Any]:
-    """Import a target, make an array of it, and inspect what it exports."""
-    import warnings
-
+    """Import a target, make an array of it, and inspect its export."""
     warnings.simplefilter("ignore")
-    from dlx._api import convert as api
-    from dlx._registry.registry import registry
-    from dlx._support.reflect import type_name
-    from dlx._version import __version__
-    from dlx.adapter.base import version_of
-    from dlx.cli.sources.objects import capsule_facts
-    from dlx.cli.targets import array_of
-
     start = time.perf_counter()
     adapter = registry.target(name).adapter
     answer: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 2)}
@@ -60,32 +116,21 @@ def _framework(name: str) -> dict[str, Any]:
     if next(iter(adapter.devices.available()), None) is None:
         return answer | {"no_device": True}
     array = array_of(name, "float32")
-    table = hasattr(type(array), "__dlpack_c_exchange_api__")
-    answer |= {"type": type_name(type(array)), "exchange_api": table, "capsule": capsule_facts(array)}
-    answer["defects"] = [issue.does for issue in adapter.known_issues if issue.affects(answer["version"])]
-    answer["out"], answer["in"] = (
-        api.plan(array, to="dlx").outcome,
-        api.plan(array_of("dlx", "float32"), to=name).outcome,
-    )
-    return answer
+    return answer | {
+        "type": type_name(type(array)),
+        "exchange_api": hasattr(type(array), "__dlpack_c_exchange_api__"),
+        "capsule": capsule_facts(array),
+        "defects": [issue.does for issue in adapter.known_issues if issue.affects(answer["version"])],
+        "out": api.plan(array, to="dlx").outcome,
+        "in": api.plan(array_of("dlx", "float32"), to=name).outcome,
+    }
 
 
-def main(argv: list[str]) -> int:
+def main(question: str, name: str) -> None:
     """Answer one question on stdout."""
-    question, name = argv
-    if question == "driver":
-        from dlx.cli.driver import driver
-
-        answer = driver()
-    elif question == "devices":
-        from dlx.cli.driver import framework_devices
-
-        answer = framework_devices(name)
-    else:
-        answer = _framework(name)
-    print(json.dumps(answer))
-    return 0
+    answers = {"driver": lambda _: _driver(), "devices": framework_devices, "framework": _framework}
+    print(json.dumps(answers[question](name)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Where an entry could go: the targets that are installed, an array of each, and a plan for each."""
+"""Where an entry could go: the installed targets, an array of each, and a plan for each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
 from dlx.errors import ConversionError, DlxError, sentences, written
 
-__all__ = ["Outcome", "array_of", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
-
 _ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
 
 _PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
@@ -34,33 +32,18 @@ def on_the_command_line(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of one entry on the way to one target.
-
-    Attributes
-    ----------
-    target
-        Its name.
-    outcome
-        ``"same"``, ``"shared"``, ``"copied"``, ``"refused"`` or ``"unknown"``.
-    nbytes
-        Bytes copied; None where their number is unknown.
-    steps
-        What is done, and why; none where memory is simply shared.
-    error
-        The refusal, or None.
-    """
+    """The plan of one entry for one target."""
 
     target: str
-    outcome: str
-    nbytes: int | None = 0
-    steps: tuple[Step, ...] = ()
-    error: DlxError | None = None
+    outcome: str  # "same", "shared", "copied", "refused" or "unknown"
+    nbytes: int | None = 0  # copied; None if unknown
+    steps: tuple[Step, ...] = ()  # none if memory is simply shared
+    error: DlxError | None = None  # of a refusal
 
     def why(self, write: Any = written, *, brief: bool = False) -> str:
-        """Return the steps, or the reason of a refusal, options written by ``write(name, value)``.
+        """Return the steps, or the reason of a refusal, with options as ``write(name, value)``.
 
-        `brief` leaves out what differs from one array to the next, and the dtypes of a framework, which `dlx dtypes`
-        shows.
+        `brief` leaves out what differs between arrays, and a framework's dtypes, which `dlx dtypes` shows.
         """
         if self.error is not None:
             return self.error.brief if brief else self.error.reason
@@ -68,22 +51,22 @@ class Outcome:
         return "; ".join(text if do in _PLAIN else f"{do}: {text}" for do, text in said)
 
     def shown(self) -> str:
-        """Return why, in brief, and what to do about it, with options of the command."""
+        """Return the reason in brief and the advice, with options of the command."""
         return sentences(self.why(on_the_command_line, brief=True), self.advice())
 
     def advice(self) -> str:
-        """Return what to do about a refusal, with options of the command."""
+        """Return the fix of a refusal, with options of the command."""
         return "" if self.error is None else self.error.advice(on_the_command_line)
 
     def document(self) -> dict[str, Any]:
-        """Return what JSON has of it, in words of `dlx.convert`."""
+        """Return it as JSON has it, in words of `dlx.convert`."""
         kind, fix = ("", "") if self.error is None else (type(self.error).__name__, self.error.fix)
         head = {"target": self.target, "outcome": self.outcome, "why": self.why()}
         return {**head, "nbytes": self.nbytes, "error": kind, "fix": fix}
 
 
 def can_be_target(adapter: Adapter) -> bool:
-    """Return whether an adapter says what its framework takes; its framework is not asked."""
+    """Return whether an adapter declares capabilities; its framework is not asked."""
     return type(adapter).capabilities is not Adapter.capabilities
 
 
@@ -100,7 +83,7 @@ def _is_here(package: str) -> bool:
 
 
 def chosen(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
-    """Return the targets of a comma-separated list, which may be ``all``, or ``none`` where none are wanted."""
+    """Return the targets of a comma-separated list, of ``all``, or of ``none`` if that is allowed."""
     words = default if words is None else words.strip()
     if words == "all":
         return installed()
@@ -119,13 +102,11 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
 
 
 def array_of(framework: str, dtype: str, shape: tuple[int, ...] = (6,)) -> Any:
-    """Return an array of a framework with a dtype, whose memory is aligned to 64 bytes, or raise what says no."""
+    """Return an array of a framework with a dtype, its memory aligned to 64 bytes, or raise the refusal."""
     aligned = empty(shape, dtype, device="cpu")
     nbytes = max(aligned.nbytes, 1)
     ffi.memmove(ffi.cast("void *", aligned.data_ptr), bytes(nbytes), nbytes)  # bools must be 0 or 1
-    if framework == "dlx":
-        return aligned
-    return api.convert(aligned, to=framework)
+    return aligned if framework == "dlx" else api.convert(aligned, to=framework)
 
 
 def refusal(plan: Plan) -> DlxError | None:
@@ -145,7 +126,7 @@ def outcome(entry: Entry, target: str, **options: Any) -> Outcome:
         error = raised
     if error is not None:
         return Outcome(target, "refused", error=error)
-    same = entry.obj is None and plan.outcome == "same"  # an abstract tensor stands for one of any framework
+    same = entry.obj is None and plan.outcome == "same"  # an abstract tensor may be of any framework
     return Outcome(target, "shared" if same else plan.outcome, plan.nbytes, plan.steps)
 
 

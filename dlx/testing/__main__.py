@@ -19,7 +19,7 @@ from dlx._version import __version__
 from dlx.testing.check import CHECKS, KINDS, declared, excepting, of_kinds
 from dlx.testing.report import SCHEMA, Grades, as_json, as_text
 from dlx.testing.runner import run
-from dlx.testing.subject import LIBRARIES, Subject, find
+from dlx.testing.subject import LIBRARIES, find
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,20 +46,20 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Grade what is named; return the exit status."""
     try:
-        status = _main(arguments)
+        status = _grade(arguments)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         return 130
     except OSError as error:
         silence(sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`: nobody reads the rest
+        if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head` reads no further
             return 141
         print(f"python -m dlx.testing: writing failed: {error.strerror or error}", file=sys.stderr)
         return 2
 
 
-def _main(arguments: list[str] | None) -> int:
+def _grade(arguments: list[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.list:
@@ -71,46 +71,38 @@ def _main(arguments: list[str] | None) -> int:
     wrong = [name for name in only if name not in CHECKS] + [kind for kind in kinds if kind not in KINDS]
     if wrong:
         parser.error(f"there is no {', '.join(wrong)}. --list shows all checks, kinds are {', '.join(KINDS)}.")
-    grades, errors, status = [], [], 0
+    grades, errors = [], []
     for spec in options.subjects:
         try:
-            with own_stdout():  # what a library prints is none of ours
+            with own_stdout():  # what a library prints goes to stderr
                 subject = excepting(find(spec), declared(options.excepted))
-                found = _graded(subject, kinds, only)
+                checks = of_kinds(subject, kinds, only)
+                if not checks:
+                    raise LookupError(f"nothing to grade: it is held to {', '.join(subject.kinds) or 'nothing'}")
+                grades.append(Grades(subject, subject.version(), tuple(run(subject, checks))))
         except (LookupError, ImportError, ValueError, RuntimeError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             errors.append({"subject": spec, "message": str(error)})
-            status = 2
             continue
-        grades.append(found)
-        status = max(status, found.status)
         if not options.json:
-            as_text(found, Screen(parser.prog))
+            as_text(grades[-1], Screen(parser.prog))
     if options.json:
         print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
-    return status
+    return 2 if errors else max(each.status for each in grades)
 
 
 def _list(*, as_plain_data: bool) -> None:
-    checks = CHECKS.values()
     if as_plain_data:
         facts = ("name", "kind", "about", "severity", "promise")
-        rows = [{fact: getattr(check, fact) for fact in facts} for check in checks]
+        rows = [{fact: getattr(check, fact) for fact in facts} for check in CHECKS.values()]
         print(json.dumps({"schema": SCHEMA, "dlx": __version__, "checks": rows}, indent=1))
         return
-    for check in checks:
+    for check in CHECKS.values():
         print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
 
 
-def _graded(subject: Subject, kinds: tuple[str, ...], only: tuple[str, ...]) -> Grades:
-    checks = of_kinds(subject, kinds, only)
-    if not checks:
-        raise LookupError(f"nothing to grade: it is held to {', '.join(subject.kinds) or 'nothing'}")
-    return Grades(subject, subject.version(), tuple(run(subject, checks)))
-
-
 def _work(order: str, pipe: int) -> None:
-    """Do what `runner` asks, in a process of its own: report on a pipe when a check begins and how it ends."""
+    """Run the checks that `runner` orders, and report each start and verdict on a pipe."""
     wanted = json.loads(order)
     with os.fdopen(pipe, "w", buffering=1) as report:
         try:

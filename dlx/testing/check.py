@@ -1,7 +1,8 @@
-"""What a check is, and what comes of one: a promise that a subject keeps, breaks, or is not asked to keep."""
+"""Checks, their verdicts, and the registry of all checks."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -9,21 +10,17 @@ from dataclasses import dataclass, field, replace
 
 from dlx._support.module import set_module
 from dlx.errors import DlxError
+from dlx.testing.capsules import NotACapsule, Source
 from dlx.testing.subject import Broken, NotApplicable, Subject
-from dlx.testing.support.capsules import NotACapsule
-from dlx.testing.support.producers import Source
-
-__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds", "unless_refused"]
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
-"""Process death or unsafe memory · wrong data or rights, silently · what should work is refused · the rest."""
-
+"""Process death or unsafe memory · wrong data or rights, silently · refusal of what should work · the rest."""
 
 WORDS = (
     "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "argument", "write",
 )  # fmt: skip
-"""What reproductions are made of; a subject's `words` say each in its own language."""
+"""Placeholders of reproductions, which a subject's `words` fill."""
 
 
 @set_module("dlx.testing")
@@ -34,22 +31,22 @@ class Check:
     Attributes
     ----------
     name
-        In a word or a few, for `--only` and for declared exceptions.
+        The word for `--only` and for declared exceptions.
     promise
-        One sentence; what a library that keeps it does.
+        One sentence: what a library that keeps it does.
     kind
-        Who can make it: ``"producer"``, ``"consumer"`` or ``"adapter"``.
+        Who makes it: ``"producer"``, ``"consumer"`` or ``"adapter"``.
     about
-        The row of the table at a glance that it belongs to.
+        Its row of the table at a glance.
     severity
-        What it costs where it is broken: ``"fatal"``, ``"wrong"``, ``"refuses"`` or ``"friction"``.
+        The cost of breaking it: ``"fatal"``, ``"wrong"``, ``"refuses"`` or ``"friction"``.
     function
         ``function(subject)`` raises `Broken` or `NotApplicable`, or returns; a text that it returns is a remark. Any
         other exception is a fault of the kit.
     alone
-        Whether it runs in a process of its own, which must end well too: what it tries could kill, or is about the end.
+        Whether it runs in its own process, which must end well too: it may kill the process, or is about its end.
     shows
-        Code of at most ten lines that fails where the promise is broken, with the subject's words in braces.
+        Code of at most ten lines that fails if the promise is broken, with the subject's words in braces.
     see
         Where the promise comes from.
     """
@@ -67,35 +64,40 @@ class Check:
     def __call__(self, subject: Subject) -> Verdict:
         """Check the promise for a subject, in this process."""
         try:
-            remark = self.function(subject) or ""
+            verdict = Verdict(self.name, subject.name, "keeps", self.function(subject) or "")
         except NotApplicable as error:
             return Verdict(self.name, subject.name, "n/a", str(error))
-        except (Broken, NotACapsule) as error:
-            tried = _tried(error) if self.kind == "adapter" else ""
-            return Verdict(self.name, subject.name, "breaks", f"{error}{tried}").under(subject, self)
         except Exception as error:
-            if self.kind == "adapter" and isinstance(error, DlxError):  # a conversion by it failed
-                return Verdict(self.name, subject.name, "breaks", f"{error}{_tried(error)}").under(subject, self)
-            return Verdict(self.name, subject.name, "error", f"{traceback.format_exc()}{_tried(error)}")
-        return Verdict(self.name, subject.name, "keeps", remark).under(subject, self)
+            broken = Broken, NotACapsule, *([DlxError] if self.kind == "adapter" else [])  # a conversion by it failed
+            if not isinstance(error, broken):
+                return Verdict(self.name, subject.name, "error", f"{traceback.format_exc()}{_last_tried(error)}")
+            tried = _last_tried(error) if self.kind == "adapter" else ""
+            verdict = Verdict(self.name, subject.name, "breaks", f"{error}{tried}")
+        return verdict.under(subject, self)
 
     def reproduction(self, subject: Subject) -> str:
         """Return stand-alone code that fails where the subject breaks the promise."""
         text = subject.words.get(self.name, self.shows).strip("\n")
-        for word, code in subject.words.items():
+        argument = "source.capsule()" if subject.takes_capsules else "source"
+        for word, code in {"argument": argument, **subject.words}.items():
             text = text.replace(f"{{{word}}}", code)
         if not text or any(f"{{{word}}}" in text for word in WORDS):
-            lines = [
-                "from dlx.testing import CHECKS, find",
-                f'verdict = CHECKS["{self.name}"](find("{subject.spec or subject.name}"))',
-                'assert verdict.status == "keeps", verdict.seen',
-            ]
-            return "\n".join(lines)
+            return (
+                "from dlx.testing import CHECKS, find\n"
+                f'verdict = CHECKS["{self.name}"](find("{subject.spec or subject.name}"))\n'
+                'assert verdict.status == "keeps", verdict.seen'
+            )
         return text
 
+    def explain(self, subject: Subject, verdict: Verdict) -> str:
+        """Return the promise, the fault, and code that shows it; or the failure of the kit."""
+        if verdict.status == "error":
+            return f"{self.name}: the kit failed, which says nothing of {subject.name}\n{verdict.seen}"
+        return f"{self.promise}\n{verdict.seen}\n\n{self.reproduction(subject)}"
 
-def _tried(error: Exception) -> str:
-    """Return what was tried last when an error arose: the innermost array in the frames of the kit."""
+
+def _last_tried(error: Exception) -> str:
+    """Return the innermost array in the kit's frames of an error."""
     last = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).startswith("dlx.testing."):
@@ -106,7 +108,7 @@ def _tried(error: Exception) -> str:
 @set_module("dlx.testing")
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one check on one subject.
+    """The result of one check on one subject.
 
     Attributes
     ----------
@@ -128,7 +130,7 @@ class Verdict:
     reason: str = ""
 
     def under(self, subject: Subject, check: Check) -> Verdict:
-        """Return the verdict with the subject's declared exceptions applied; one that is not needed any more breaks."""
+        """Apply the subject's declared exceptions; one that is not needed any more breaks."""
         reason = subject.exceptions.get(check.name, "")
         if not reason:
             return self
@@ -141,46 +143,34 @@ class Verdict:
 
 
 CHECKS: dict[str, Check] = {}
-"""All of them, by name, in the order of the report."""
+"""All checks by name, in the order of the report."""
 
 
 def check(
-    *,
-    kind: str,
-    about: str,
-    severity: str,
-    alone: bool = False,
-    shows: str = "",
-    see: str = "",
-    name: str = "",
-    promise: str = "",
+    kind: str, about: str, severity: str, *, alone: bool = False, see: str = "", name: str = ""
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Register a function as a check of its name, whose docstring is the promise.
-
-    The imports that `shows` needs are added.
-    """
+    """Register a function as a check: its docstring is the promise, and below it the code that shows a fault."""
     assert kind in KINDS and severity in SEVERITIES
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
-        called, text = name or function.__name__.replace("_", "-"), promise or function.__doc__ or ""
+        called = name or function.__name__.replace("_", "-")
+        promise, _, code = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+        shows = _reproduction(code) if code else ""
         assert called not in CHECKS
-        code = _with_imports(shows) if shows else ""
-        made = CHECKS[called] = Check(called, text, kind, about, severity, function, alone, code, see)
-        return made
+        CHECKS[called] = Check(called, promise, kind, about, severity, function, alone, shows, see)
+        return CHECKS[called]
 
     return enter
 
 
-def unless_refused(step: str, then: str, *, first: str = "") -> str:
-    """Return code for `shows`: a line that may raise, which ends the code well, and a line for when it does not."""
-    return f"{first}\ntry:\n    {step}\nexcept Exception:\n    raise SystemExit(0)\n{then}"
-
-
-def _with_imports(code: str) -> str:
-    """Return code after the library's imports, its own, and those of the kit's classes that it names."""
-    lines = code.strip("\n").splitlines()
+def _reproduction(text: str) -> str:
+    """Return code behind its imports; where a line marked `# or raises` raises, it ends well."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        step, mark, _ = line.partition("  # or raises")
+        lines += ["try:", f"    {step}", "except Exception:", "    raise SystemExit(0)"] if mark else [line]
     own = [line for line in lines if line.startswith(("import ", "from "))]
-    named = ", ".join(name for name in ("OldSource", "Source", "Taken") if re.search(rf"\b{name}\b", code))
+    named = ", ".join(name for name in ("OldSource", "Source", "Taken") if re.search(rf"\b{name}\b", text))
     kit = [f"from dlx.testing import {named}"] if named else []
     return "\n".join(["{imports}", *own, *kit, *lines[len(own) :]])
 
@@ -208,5 +198,5 @@ def excepting(subject: Subject, exceptions: Mapping[str, str]) -> Subject:
 
 
 def declared(texts: list[str]) -> dict[str, str]:
-    """Return ``CHECK=reason`` texts as a mapping for `excepting`, which refuses one without a reason."""
+    """Return ``CHECK=reason`` texts as a mapping for `excepting`."""
     return {name: reason for name, _, reason in (text.partition("=") for text in texts)}

@@ -1,4 +1,4 @@
-"""``pytest -p dlx.testing --dlx-adapter=NAME``: one test for each promise. pytest is imported when it asks."""
+"""``pytest -p dlx.testing --dlx-adapter=NAME``: one test for each promise. pytest itself is imported by its hook."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dlx._support.module import set_module
 from dlx.testing.check import CHECKS, KINDS, Verdict, declared, excepting, of_kinds
 from dlx.testing.runner import run
 from dlx.testing.subject import Subject, find
-
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 
 
 @set_module("dlx.testing")
@@ -28,7 +26,7 @@ def pytest_addoption(parser: Any) -> None:
 
 @set_module("dlx.testing")
 def pytest_configure(config: Any) -> None:
-    """Run the kit alone, unless tests of the caller's own are named too."""
+    """Run the kit alone, unless the caller's own tests are named too."""
     if config.option.dlx_adapter and config.args_source is not config.ArgsSource.ARGS:
         config.args = []
 
@@ -44,9 +42,8 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
     class Promise(pytest.Item):
         """One promise of one subject."""
 
-        def __init__(self, *, verdicts: Verdicts, check: str, **options: Any) -> None:
-            super().__init__(**options)
-            self.verdicts, self.check = verdicts, check
+        verdicts: Verdicts
+        check: str
 
         def runtest(self) -> None:
             verdict = self.verdicts[self.check]
@@ -55,7 +52,7 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
             if verdict.status == "excepted":
                 pytest.xfail(verdict.reason)
             if verdict.status != "keeps":
-                raise Failed(self.verdicts.explain(verdict))
+                raise Failed(CHECKS[self.check].explain(self.verdicts.subject, verdict))
 
         def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
             return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo)
@@ -70,17 +67,15 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
         except (LookupError, ImportError, ValueError) as error:
             raise pytest.UsageError(f"--dlx-adapter={spec}: {error}") from error
         verdicts = Verdicts(subject, kinds)
-        items.extend(
-            Promise.from_parent(
-                session, name=f"{subject.name}::{check.name}", nodeid=f"{subject.name}::{check.name}",
-                verdicts=verdicts, check=check.name,
-            )
-            for check in of_kinds(subject, kinds)
-        )  # fmt: skip
+        for check in of_kinds(subject, kinds):
+            name = f"{subject.name}::{check.name}"
+            item = Promise.from_parent(session, name=name, nodeid=name)
+            item.verdicts, item.check = verdicts, check.name
+            items.append(item)
 
 
 class Verdicts:
-    """The verdicts on one subject, asked for one by one; the checks that share a process run at the first."""
+    """The verdicts on one subject, one by one; the checks that share a process run at the first."""
 
     def __init__(self, subject: Subject, kinds: tuple[str, ...]) -> None:
         self.subject, self.kinds = subject, kinds
@@ -88,16 +83,7 @@ class Verdicts:
 
     def __getitem__(self, name: str) -> Verdict:
         if name not in self.known:
-            check = CHECKS[name]
-            together = (
-                [check] if check.alone else [each for each in of_kinds(self.subject, self.kinds) if not each.alone]
-            )
-            self.known |= {verdict.check: verdict for verdict in run(self.subject, together)}
+            together = [each for each in of_kinds(self.subject, self.kinds) if not each.alone]
+            checks = [CHECKS[name]] if CHECKS[name].alone else together
+            self.known |= {verdict.check: verdict for verdict in run(self.subject, checks)}
         return self.known[name]
-
-    def explain(self, verdict: Verdict) -> str:
-        """Return what a developer needs: the promise, what was seen, and how to see it again."""
-        check = CHECKS[verdict.check]
-        if verdict.status == "error":
-            return f"{check.name}: the kit failed, which says nothing of {self.subject.name}\n{verdict.seen}"
-        return f"{check.promise}\n{verdict.seen}\n\n{check.reproduction(self.subject)}"

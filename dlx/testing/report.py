@@ -1,4 +1,4 @@
-"""Grades of a subject for people and programs: a table on a terminal, plain lines in a pipe, JSON."""
+"""Print grades: a table on a terminal, plain lines in a pipe, or JSON."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from dlx._version import __version__
 from dlx.testing.check import CHECKS, KINDS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["ABOUT", "MARKS", "SCHEMA", "Grades", "as_json", "as_text", "ordered"]
-
 SCHEMA = 1
-"""Version of what ``--json`` prints."""
+"""Version of the document of ``--json``."""
 
 ABOUT = (
     "dtypes", "layouts", "read-only", "copies", "versions", "keywords", "errors", "refusals", "lifetimes", "threads",
@@ -27,11 +25,12 @@ ABOUT = (
 """Rows of the table at a glance, in order."""
 
 MARKS = {"keeps": "✓", "breaks": "✗", "excepted": "(✗)", "n/a": "-", "error": "!"}
+_STYLES = {"keeps": "good", "breaks": "bad", "excepted": "warn", "n/a": "quiet", "error": "bad"}
 
 
 @dataclass(frozen=True)
 class Grades:
-    """Everything found about one subject."""
+    """The verdicts on one subject."""
 
     subject: Subject
     version: str
@@ -49,40 +48,36 @@ class Grades:
         return 2 if "error" in found else int("breaks" in found)
 
     def counted(self) -> str:
-        """Return how many promises came out how."""
+        """Return the number of promises of each status, as text."""
         counts = Counter(verdict.status for verdict in self.verdicts)
         return ", ".join(f"{counts[status]} {status}" for status in MARKS if counts[status])
 
 
 def ordered(names: Container[str]) -> list[Check]:
-    """Return the checks with these names: by kind, then by what they are about."""
+    """Return the checks with these names, by kind, then by the rows of the table."""
     named = (check for check in CHECKS.values() if check.name in names)
     return sorted(named, key=lambda check: (KINDS.index(check.kind), ABOUT.index(check.about)))
 
 
-_STYLES = {"keeps": "good", "breaks": "bad", "excepted": "warn", "n/a": "quiet", "error": "bad"}
-
-
 def as_text(grades: Grades, screen: Screen) -> None:
-    """Show a table on a terminal, else a line for each promise; then the code that shows what is broken."""
+    """Print each promise, then the code that shows each fault."""
     verdicts = {verdict.check: verdict for verdict in grades.verdicts}
     found = [(check, verdicts[check.name]) for check in ordered(verdicts)]
     screen.heading(f"{grades.title}: {grades.counted()}")
-    if screen.plain:
-        for check, verdict in found:
+    rows: list[list[Cell]] = []
+    for check, verdict in found:
+        mark = (MARKS[verdict.status], _STYLES[verdict.status])
+        rows.append([mark, f"{check.name}: {check.promise}", _seen(verdict)])
+        if screen.plain:
             screen.block(f"{verdict.status:<8} {check.kind:<8} {check.name:<24} {_seen(verdict)}".rstrip())
-    else:
-        rows: list[list[Cell]] = [
-            [(MARKS[verdict.status], _STYLES[verdict.status]), f"{check.name}: {check.promise}", _seen(verdict)]
-            for check, verdict in found
-        ]
+    if not screen.plain:
         screen.table(["", "promise", "seen"], rows)
     for check, verdict in found:
         if verdict.status == "breaks":
             code = textwrap.indent(check.reproduction(grades.subject), "    ")
             screen.block(f"\n{check.name}: {check.promise}\n  {_seen(verdict)}\n\n{code}")
         elif verdict.status == "error":
-            screen.block(f"\n{check.name}: the kit failed, which says nothing of {grades.subject.name}\n{verdict.seen}")
+            screen.block(f"\n{check.explain(grades.subject, verdict)}")
 
 
 def _seen(verdict: Verdict) -> str:
@@ -91,7 +86,7 @@ def _seen(verdict: Verdict) -> str:
 
 
 def as_json(grades: Sequence[Grades]) -> dict[str, Any]:
-    """Return everything as plain data; `docs/tools/conformance.py` makes a page of it."""
+    """Return everything as plain data, from which `docs/tools/conformance.py` makes a page."""
     return {
         "schema": SCHEMA, "dlx": __version__, "python": platform.python_version(), "platform": platform.platform(),
         "date": datetime.now(UTC).date().isoformat(),

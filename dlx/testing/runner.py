@@ -1,7 +1,7 @@
-"""Run checks in processes that may die: a worker reports each start and result; a check whose worker dies is broken.
+"""Run checks in processes that may die: a worker reports each start and result; if it dies, its check is broken.
 
-Checks that are `alone` have a worker each, which must also end well. The others share one; when it dies, the check it
-was in is blamed, and a new one goes on with the rest.
+Checks that are `alone` have a worker each, which must also end well. The others share one; when it dies, its current
+check is blamed, and a new worker runs the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dlx._support.module import set_module
 from dlx.testing.check import CHECKS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["environment", "run"]
-
 PATIENCE = 120  # seconds that one check may take before it counts as hanging
 STARTING = 300  # seconds until a worker begins its first check: on a busy machine a framework is imported slowly
 
@@ -36,18 +34,15 @@ def run(subject: Subject, checks: Sequence[Check]) -> Iterator[Verdict]:
     """
     if not subject.spec:
         raise ValueError(f"{subject.name} has no spec by which a fresh process finds it: module:attribute")
-    together = [check for check in checks if not check.alone]
     verdicts: dict[str, Verdict] = {}
-    while together:
-        found = _worker(subject, together)
-        verdicts |= found
-        left = [check for check in together if check.name not in found]
-        if len(left) == len(together):
+    while together := [check for check in checks if not check.alone and check.name not in verdicts]:
+        found = _work(subject, together)
+        if not found:
             raise RuntimeError(f"the worker for {subject.name} does not start")
-        together = left
+        verdicts |= found
     for check in checks:
         if check.alone:
-            verdicts |= _worker(subject, [check])
+            verdicts |= _work(subject, [check])
         yield verdicts[check.name]
 
 
@@ -56,8 +51,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
-    """Run checks in one process until it ends; return what is known then."""
+def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
+    """Run checks in one process until it ends; return their verdicts."""
     reader, writer = os.pipe()
     order = {"spec": subject.spec, "checks": [check.name for check in checks], "exceptions": dict(subject.exceptions)}
     checked = ["-X", "dev"] if checks[0].alone else []  # the allocators then detect calls without the GIL
@@ -67,63 +62,51 @@ def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
         text=True, errors="replace", env=environment(),
     ) as process:  # fmt: skip
         os.close(writer)
-        lines, hangs = _listen(reader, process)
+        reports, hangs = _listen(reader, process)
         said = (process.stdout.read() if process.stdout else "").strip()
     verdicts: dict[str, Verdict] = {}
     begun = ""
-    for line in lines:
-        word, _, rest = line.partition(" ")
-        if word == "begin":
-            begun = rest
-        elif word == "end":
+    for report in reports:
+        word, _, rest = report.partition(" ")
+        if word == "failed":
+            raise ImportError(json.loads(rest))
+        begun = rest if word == "begin" else ""
+        if word == "end":
             verdict = Verdict(**json.loads(rest))
             verdicts[verdict.check] = verdict
-            begun = ""
-        elif word == "failed":
-            raise ImportError(json.loads(rest))
     code = process.returncode
-    blamed = begun or (next(iter(verdicts), "") if code and checks[0].alone else "")
-    if blamed and (begun or code):
-        how = "hangs" if hangs else _ending(code)
-        verdict = Verdict(blamed, subject.name, "breaks", f"the process {how}{_last(said)}")
-        verdicts[blamed] = verdict.under(subject, CHECKS[blamed])
+    if code and checks[0].alone:
+        begun = begun or next(iter(verdicts), "")
+    if begun:
+        seen = f"the process {'hangs' if hangs else _ending(code)}{_last_words(said)}"
+        verdicts[begun] = Verdict(begun, subject.name, "breaks", seen).under(subject, CHECKS[begun])
     elif code and not verdicts:
         how = f"did not begin within {STARTING} seconds" if hangs else _ending(code)
-        raise RuntimeError(f"the worker for {subject.name} {how}{_last(said)}")
+        raise RuntimeError(f"the worker for {subject.name} {how}{_last_words(said)}")
     return verdicts
 
 
 def _listen(reader: int, process: subprocess.Popen[str]) -> tuple[list[str], bool]:
-    """Read a worker's reports until it ends, or times out."""
+    """Read a worker's reports until it ends, or hangs and is killed; return them, and whether it hangs."""
     text = b""
-    hangs = False
-    output = process.stdout
-    assert output is not None
-    os.set_blocking(output.fileno(), True)
-    while True:
-        ready, _, _ = select.select([reader], [], [], PATIENCE if text else STARTING)
-        if not ready:
-            hangs = True
-            process.kill()
-            break
-        piece = os.read(reader, 65536)
-        if not piece:
-            break
-        text += piece
-    os.close(reader)
-    return text.decode().splitlines(), hangs
+    with os.fdopen(reader, "rb", buffering=0) as reports:
+        while select.select([reports], [], [], PATIENCE if text else STARTING)[0]:
+            piece = reports.read(65536)
+            if not piece:
+                return text.decode().splitlines(), False
+            text += piece
+    process.kill()
+    return text.decode().splitlines(), True
 
 
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"died of {signal.Signals(-code).name}"
-        except ValueError:
-            return f"died of signal {-code}"
-    return f"ended with status {code}"
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code}"
+    known = -code in [*signal.Signals]
+    return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
-def _last(said: str) -> str:
+def _last_words(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for start in ("what():", "terminate called", "Fatal Python error"):  # the most telling line first
         lines = [line for line in lines if line.startswith(start)] or lines

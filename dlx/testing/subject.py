@@ -1,7 +1,8 @@
-"""How a library describes itself to the kit, where the kit finds it, and how a check says that it breaks a promise."""
+"""`Subject`, the description of a library to grade; `find`, which finds it; and how a check breaks a promise."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -15,27 +16,21 @@ from dlx._support.module import set_module
 from dlx._support.reflect import exception_text
 from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError
-from dlx.testing.support.capsules import Taken
-from dlx.testing.support.producers import Source, pattern, spread
-
-__all__ = [
-    *("LIBRARIES", "Broken", "NotApplicable", "Subject"),
-    *("adapter_of", "attempt", "error_line", "find", "library", "must"),
-]
+from dlx.testing.capsules import Source, Taken, pattern, spread
 
 
 @set_module("dlx.testing")
 class Broken(AssertionError):
-    """A promise is broken; the text says what was seen."""
+    """A promise is broken; the text describes how."""
 
 
 @set_module("dlx.testing")
 class NotApplicable(Exception):
-    """A subject has nothing that the promise is about; the text says what is missing."""
+    """The promise does not apply to a subject; the text names what is missing."""
 
 
 def must(kept: Any, seen: str) -> None:
-    """Raise `Broken` with what was seen, unless the promise is kept."""
+    """Raise `Broken` with the text unless the promise is kept."""
     if not kept:
         raise Broken(seen)
 
@@ -58,20 +53,20 @@ def error_line(error: BaseException | None) -> str:
 @set_module("dlx.testing")
 @dataclass(frozen=True)
 class Subject:
-    """A library as the kit meets it. Everything but the name may be left out; what is missing is not graded.
+    """A library to grade. Everything but the name is optional; what is missing is not graded.
 
     Attributes
     ----------
     name
-        What the table calls it.
+        Its name in the table.
     package
         Importable name, for its version.
     adapter
-        Name of its adapter in dlx; it is graded too then.
+        Name of its adapter in dlx, which is then graded too.
     dtypes
-        Names of the dtypes (as dlx calls them) that it promises to give and take.
+        Names, as in dlx, of the dtypes that it promises to give and take.
     make
-        ``make(data, dtype, shape)``: an array of its own with these row-major bytes, made without DLPack.
+        ``make(data, dtype, shape)``: an array with these row-major bytes, made without DLPack.
     from_dlpack
         Its consumer: ``from_dlpack(producer)``.
     takes_capsules
@@ -79,23 +74,23 @@ class Subject:
     takes_copy
         Whether it knows ``copy=``.
     views
-        What it can do to a 4 by 6 array that changes the layout: names of `VIEWS` -> function of the array.
+        Views that change the layout of a 4 by 6 array: names of `VIEWS` -> function of the array.
     readonly
-        ``readonly(array)``: a read-only array of the same memory. None: it has none.
+        ``readonly(array)``: a read-only array of the same memory.
     immutable
         Whether all of its arrays are read-only.
     writable
         ``writable(array)``; the default asks the array's own ``__dlpack__``.
     write
-        ``write(array)`` sets its elements to 0 in place, or raises where they may not be written.
+        ``write(array)`` sets its elements to 0 in place, or raises if they may not be written.
     read
-        ``read(array)``: its row-major bytes as the library itself sees them; the default reads through its export.
+        ``read(array)``: its row-major bytes as the library itself sees them; the default reads its export.
     describe
         ``describe(array)``: (address, shape, dtype name); the default as above.
     unfit
-        What it has that DLPack cannot tell, by name: makers of arrays that must be refused.
+        Makers of arrays that DLPack cannot describe and that must be refused, by name.
     pending
-        Arrays with an operation pending (conj, neg), by name: functions that give (array, bytes it stands for).
+        Functions that give (array with a pending operation, the bytes that it means), by name.
     reshape
         ``reshape(array)`` changes shape or strides of an array in place.
     ndims
@@ -103,11 +98,11 @@ class Subject:
     containers
         For an adapter: makers of containers, ``make(array)``, by name.
     exceptions
-        Promises that it is known to break, by name of the check -> the reason. One without a reason is refused.
+        Name of a check that it is known to break -> the reason, which is required.
     words
-        Its own code for reproductions: ``imports``, ``take`` (a callable), ``array`` (four float32 of its own).
+        Its own code for reproductions: ``imports``, ``take`` (a callable), ``array`` (of four float32).
     spec
-        Where a fresh process finds it: a ready name, or ``module:attribute``.
+        How a fresh process finds it: a known name, or ``module:attribute``.
     """
 
     name: str
@@ -146,29 +141,26 @@ class Subject:
         return tuple(kind for kind, function in has.items() if function)
 
     def version(self) -> str:
-        """Return the library's version, or nothing; ImportError where it is not installed."""
-        if not self.package:
-            return ""
-        return str(getattr(importlib.import_module(self.package), "__version__", ""))
+        """Return the library's version, or nothing; raise ImportError if it is not installed."""
+        return str(getattr(importlib.import_module(self.package), "__version__", "")) if self.package else ""
 
     # ---- arrays -----------------------------------------------------------------------------------------------------
 
     def dtype(self, wanted: str = "float32") -> str:
-        """Return a dtype that it has: the one wanted if it can be."""
+        """Return the wanted dtype if the library has it, else its first."""
         return self.dtypes[0] if self.dtypes and wanted not in self.dtypes else wanted
 
     def shape(self, *wanted: int) -> tuple[int, ...]:
-        """Return a shape of that many elements in as many dimensions as it has."""
+        """Return a shape of that many elements that its number of dimensions allows."""
         low, high = self.ndims
         if len(wanted) > high:
             return (math.prod(wanted),)
         return (1,) * (low - len(wanted)) + wanted
 
     def array(self, dtype: str = "float32", *shape: int) -> tuple[Any, bytes]:
-        """Return (an array of its own, its bytes); 4 by 6 float32 where nothing is said."""
+        """Return (an array of the library, its bytes)."""
         assert self.make is not None
-        dtype = self.dtype(dtype)
-        wanted = self.shape(*(shape or (4, 6)))
+        dtype, wanted = self.dtype(dtype), self.shape(*(shape or (4, 6)))
         count = math.prod(wanted)
         data = pattern(dtype, count)
         return self.make(data, dtype, wanted), spread(data, dtype, count)
@@ -176,50 +168,53 @@ class Subject:
     def source(
         self, dtype: str = "float32", shape: tuple[int, ...] = (4, 6), kind: Any = Source, **options: Any
     ) -> Any:
-        """Return a producer for its consumer: of a dtype and a rank that it takes."""
+        """Return a producer of a dtype and a rank that its consumer takes."""
         return kind(self.dtype(dtype), self.shape(*shape) if options.get("strides") is None else shape, **options)
 
     # ---- its producer -----------------------------------------------------------------------------------------------
 
-    def export(self, array: Any, **keywords: Any) -> Taken:
-        """Return what ``array.__dlpack__`` gives, read; an exception breaks the promise."""
+    def ask(self, array: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
+        """Return (the capsule of ``array.__dlpack__``, read, None), or (None, error)."""
         capsule, error = attempt(array.__dlpack__, **keywords)
+        return Taken(capsule) if error is None else None, error
+
+    def export(self, array: Any, **keywords: Any) -> Taken:
+        """Read the capsule of ``array.__dlpack__``; an exception breaks the promise."""
+        taken, error = self.ask(array, **keywords)
         if error is not None:
             said = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
             raise Broken(f"__dlpack__({said}) raised {error_line(error)}") from error
-        return Taken(capsule)
+        return taken  # type: ignore[no-any-return]
 
     def versioned(self, array: Any) -> Taken:
-        """Return a versioned export, or a legacy one where it has no other."""
+        """Return a versioned export; a legacy one if it has no other."""
         return self.export(array, **self.asking(array))
 
     def asking(self, array: Any) -> dict[str, Any]:
-        """Return the keywords that ask for a versioned capsule: none of a producer from before DLPack 1.0."""
+        """Return the keywords that ask for a versioned capsule; none for a producer from before DLPack 1.0."""
         known = keywords_of(type(array))
         return {} if known is not None and "max_version" not in known else {"max_version": (1, 0)}
 
     # ---- its consumer -----------------------------------------------------------------------------------------------
 
     def take(self, source: Any, **keywords: Any) -> Any:
-        """Return what `from_dlpack` makes of a producer; an exception breaks the promise."""
+        """Import a producer by `from_dlpack`; an exception breaks the promise."""
         result, error = self.tried(source, **keywords)
         if error is not None:
             raise Broken(f"from_dlpack raised {error_line(error)}") from error
         return result
 
     def tried(self, source: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
-        """Return (result, None), or (None, what `from_dlpack` raised)."""
+        """Import a producer; return (result, None) or (None, error)."""
         assert self.from_dlpack is not None
         return attempt(self.from_dlpack, source, **keywords)
 
     def raw(self, source: Source, **options: Any) -> Any:
-        """Return the source's capsule where raw ones are taken, else an object that gives it whatever is asked."""
-        if self.takes_capsules:
-            return source.capsule(**options)
-        return source
+        """Return the source's capsule if raw ones are taken, else the source."""
+        return source.capsule(**options) if self.takes_capsules else source
 
     def seen(self, array: Any) -> tuple[int, tuple[int, ...], str, bytes]:
-        """Return (address, shape, dtype, elements) of one of its arrays."""
+        """Return (address, shape, dtype, elements) of an array."""
         if self.describe is not None and self.read is not None:
             return (*self.describe(array), self.read(array))
         taken = self.versioned(array)
@@ -229,31 +224,24 @@ class Subject:
         return address, shape, dtype, taken.elements() if self.read is None else self.read(array)
 
     def may_write(self, array: Any) -> bool:
-        """Return whether one of its arrays says that it may be written to."""
-        if self.immutable:
-            return False
-        if self.writable is not None:
-            return self.writable(array)
-        return not self.versioned(array).readonly
+        """Return whether an array says that it is writable."""
+        writable = self.writable or (lambda array: not self.versioned(array).readonly)
+        return not self.immutable and writable(array)
 
     def holds(self, array: Any, source: Source) -> None:
-        """Raise `Broken` unless an array shows what the source has: shape, dtype and every bit."""
+        """Raise `Broken` unless an array has the source's shape, dtype and bits."""
         _, shape, dtype, data = self.seen(array)
-        if dtype != source.dtype.name:
-            raise Broken(f"{source.dtype.name} came in as {dtype}")
-        if shape != source.shape:
-            raise Broken(f"shape {source.shape} came in as {shape}")
+        must(dtype == source.dtype.name, f"{source.dtype.name} came in as {dtype}")
+        must(shape == source.shape, f"shape {source.shape} came in as {shape}")
         if data != source.elements():
             raise Broken(f"the elements changed: {_differing(source.elements(), data)}")
 
     def settled(self, source: Source) -> None:
-        """Raise `Broken` unless everything that the source gave out was released once."""
-        amiss = source.amiss()
-        if amiss:
-            raise Broken(amiss)
+        """Raise `Broken` unless every export of the source was released once."""
+        must(not (amiss := source.amiss()), amiss)
 
     def needs(self, what: Any, text: str) -> None:
-        """Raise `NotApplicable` unless the subject has something."""
+        """Raise `NotApplicable` with the text unless a condition holds."""
         if not what:
             raise NotApplicable(text)
 
@@ -266,7 +254,7 @@ def _differing(expected: bytes, found: bytes) -> str:
     return f"bytes {start} to {start + 8} are {found[start : start + 8].hex()}, not {expected[start : start + 8].hex()}"
 
 
-# ---- the subjects that the kit knows ---------------------------------------------------------------------------------
+# ---- known subjects --------------------------------------------------------------------------------------------------
 
 LIBRARIES: dict[str, Callable[[], Subject]] = {}
 """Name -> function that imports the library and describes it."""
@@ -274,16 +262,11 @@ LIBRARIES: dict[str, Callable[[], Subject]] = {}
 
 def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
     """Register a function that makes a subject."""
-
-    def enter(make: Callable[[], Subject]) -> Callable[[], Subject]:
-        LIBRARIES[name] = make
-        return make
-
-    return enter
+    return functools.partial(LIBRARIES.setdefault, name)
 
 
 def adapter_of(name: str) -> Adapter | None:
-    """Return the adapter of a name or a package, its framework imported; it need not be a target."""
+    """Import the framework of a name or a package and return its adapter, which need not be a target."""
     try:
         return registry.target(name).adapter
     except AdapterNotFoundError:
@@ -319,7 +302,6 @@ def find(spec: str) -> Subject:
     if adapter is None:
         others = ", ".join(name for name in adapters() if name not in LIBRARIES)
         more = f"; further adapters of dlx: {others}" if others else ""
-        raise LookupError(
-            f"the kit knows no {spec!r}. It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
-        )
+        known_names = f"It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
+        raise LookupError(f"the kit knows no {spec!r}. {known_names}")
     return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)

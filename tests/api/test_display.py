@@ -135,7 +135,7 @@ def test_outcomes_have_the_colours_of_the_pictures(np, torch):
     assert [row[2] for row in table.rows] == ["outcome", "shared", "copied", "same", "refused"]
     for word, style in table.styles.items():
         assert COLORS[word][0] in style and "background:" in style and "color:" in style
-    pictures = __import__("dlx.cli.render.matrix", fromlist=["_FILLS"])._FILLS
+    pictures = __import__("dlx.cli.commands.dtypes", fromlist=["_FILLS"])._FILLS
     assert {word: pictures[word] for word in ("shared", "copied", "same")} == {
         word: COLORS[word] for word in ("shared", "copied", "same")
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import document, here, refused
 
-from dlx.cli import driver, probe
+from dlx.cli import probe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -96,7 +96,7 @@ def test_devices_of_frameworks(np, monkeypatch):
 
 def test_torchs_devices(torch):
     """The adapter names what torch sees."""
-    found = driver.framework_devices("torch")["devices"]
+    found = probe.framework_devices("torch")["devices"]
     assert found[0] == {"device": "cpu", "dlpack": [1, 0], "native": "device(type='cpu')", "taken": True}
     assert len(found) == 1 + (torch.accelerator.device_count() if torch.accelerator.is_available() else 0)
 

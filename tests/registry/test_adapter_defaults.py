@@ -192,10 +192,9 @@ def test_a_third_party_s_adapter_is_graded_under_a_name_that_the_kit_knows(plain
 
 def test_a_failure_of_the_kit_is_not_blamed_on_the_library():
     """Pytest says whose it is."""
-    from dlx.testing.pytest_plugin import Verdicts
-
     subject = dlx.testing.Subject("plainlib")
-    said = Verdicts(subject, ()).explain(dlx.testing.Verdict("copy-true", "plainlib", "error", "KeyError: 'kit'"))
+    verdict = dlx.testing.Verdict("copy-true", "plainlib", "error", "KeyError: 'kit'")
+    said = CHECKS["copy-true"].explain(subject, verdict)
     assert "the kit failed, which says nothing of plainlib" in said and "KeyError" in said
 
 

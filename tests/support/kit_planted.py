@@ -16,7 +16,7 @@ from dataclasses import replace
 import dlx
 from dlx._core.native import ffi, tensor_view
 from dlx.testing import Source, Subject, Taken, find
-from dlx.testing.checks.producer_export import VIEWS
+from dlx.testing.capsules import VIEWS
 
 __version__ = "1.0"
 GOOD = find("dlx")
@@ -555,7 +555,7 @@ CONSUMERS = {
 
 
 def _dies(obj, *, copy=None):
-    if isinstance(obj, Source) and obj.struct.get("version") == (1, 99):
+    if isinstance(obj, Source) and obj.version == (1, 99):
         os.abort()
     return good(obj, copy=copy)
 

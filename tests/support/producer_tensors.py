@@ -14,7 +14,7 @@ from math import prod
 import dlx
 from dlx import errors
 from dlx._core.extension import ffi, lib
-from dlx.testing.support.capsules import _address, _name, _new, elements, name_of
+from dlx.testing.capsules import _address, _name, _new, elements, name_of
 
 READ_ONLY, IS_COPIED, PADDED = 1, 2, 4
 HOST_READABLE = (1, 3, 11)

@@ -22,7 +22,7 @@ from dlx.adapter import (
     WriteTracking,
 )
 from dlx.testing import Broken
-from dlx.testing.support.answers import check_answers
+from dlx.testing.checks.adapter import check_answers
 
 
 class Complete(Good):
@@ -56,7 +56,7 @@ def adapter(monkeypatch):
     """A complete adapter, known as a target."""
     made = type("Own", (Complete,), {})()
     target = type("Target", (), {"adapter": made, "over": lambda self, tensor: self})()
-    monkeypatch.setattr("dlx.testing.support.answers.registry", type("R", (), {"target": lambda self, name: target})())
+    monkeypatch.setattr("dlx.testing.checks.adapter.registry", type("R", (), {"target": lambda self, name: target})())
     yield made
     delattr(sys.modules["kit_adapters"], made.kind.__name__)
 

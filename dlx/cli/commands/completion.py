@@ -1,4 +1,4 @@
-"""`dlx completion`: a script with which a shell completes the words of `dlx`; shtab makes it from the parser."""
+"""`dlx completion`: a script by shtab, with which a shell completes the words of `dlx`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dlx._support.screen import Screen
 from dlx.cli.arguments import parser
 from dlx.cli.model import BadInput
 
-__all__ = ["run"]
-
-_FILES = ("SOURCE", "IN", "OUT", "FILE", "FOLDER")  # words of help that stand for files
+_FILES = ("SOURCE", "IN", "OUT", "FILE", "FOLDER")  # metavars of files
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -28,7 +26,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _with_files(found: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Mark the arguments of a parser and of its commands that are files, for shtab."""
+    """Mark the arguments that are files, for shtab."""
     import shtab
 
     for action in found._actions:

@@ -20,11 +20,8 @@ from dlx._registry.generic import Deferred
 from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
 from dlx.cli.model import BadInput, counted
-from dlx.cli.sources.objects import dotted, entries_of
-from dlx.cli.sources.words import stdin_file
+from dlx.cli.sources import dotted, entries_of, stdin_file
 from dlx.errors import DlxError, FileError, sentences
-
-__all__ = ["run"]
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -64,27 +61,23 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     arrays = [
         {"path": each.name, "dtype": each.dtype.name, "shape": each.shape, "nbytes": each.nbytes} for each in items
     ]
-    document = {"source": source, "target": str(target), "bytes": size, "notes": notes, "arrays": arrays}
-    screen.document(document)
+    screen.document({"source": source, "target": str(target), "bytes": size, "notes": notes, "arrays": arrays})
     return 0
 
 
 @contextlib.contextmanager
 def _of(file: str) -> Iterator[None]:
-    """Name the file that cannot be read or written; else the failure would be taken for one of stdout."""
+    """Name the file that cannot be read or written: else the failure would be taken for one of stdout."""
     try:
         yield
+    except DlxError:  # some of these are OSErrors
+        raise
     except OSError as error:
-        if isinstance(error, DlxError):
-            raise
         raise BadInput(f"{one_line(file, 120)}: {error.strerror or error}") from error
 
 
 def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
-    """Return every array of a file, known by its header and read when it is written, and what is left out.
-
-    That is the number of plain values, and the names of links, types and the like.
-    """
+    """Return the arrays of a file, which are read later, the number of other values, and names without an array."""
     items: dict[str, Item] = {}
     names: list[str] = []
     stem = "stdin" if source == "-" else Path(source).stem
@@ -93,7 +86,7 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
     def add(name: str, known: Any, refused: str, get: Callable[[], Any]) -> None:
         if name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one of them in IN.")
-        info = _known(name, known, refused)
+        info = _describe(name, known, refused)
         items[name] = Item(name, info.dtype, info.shape, _reader(get, source))
 
     for key in archive:
@@ -107,16 +100,12 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
         entries, rest = entries_of({key: value}, dotted)  # a .pt file holds trees, and plain data
         others += rest
         for each in entries:
-            add(each.path, each.obj, each.refused, functools.partial(_held, each.obj))
+            add(each.path, each.obj, each.refused, functools.partial(getattr, each, "obj"))
     return list(items.values()), others, names
 
 
-def _held(obj: Any) -> Any:
-    return obj
-
-
-def _known(name: str, obj: Any, refused: str = "") -> Any:
-    """Return what is known of an array before it is read."""
+def _describe(name: str, obj: Any, refused: str) -> Any:
+    """Describe an array before it is read, or refuse it."""
     error = None if refused else plan(obj, to="dlx", device="cpu", detach=True).error
     if isinstance(error, DlxError):
         refused = sentences(error.reason, error.fix)

@@ -1,4 +1,4 @@
-"""`dlx devices`: what the CUDA driver and each framework see, and how a device is called on both sides."""
+"""`dlx devices`: the devices of the CUDA driver and of each framework, and their names on both sides."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.cli.probe import ask
 
-__all__ = ["run"]
-
 ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
 AT_ONCE = 4  # frameworks imported at the same time
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Ask the driver and the frameworks, in processes of their own."""
+    """Ask the driver and the frameworks, each in its own process."""
     names = [] if arguments.driver else _frameworks(arguments.names)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         asked = {pool.submit(ask, "driver"): ""} | {pool.submit(ask, "devices", name): name for name in names}
@@ -31,7 +29,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     driver = answers.pop("")
     _show_devices(driver, answers, screen)
     _show_driver(driver, screen)
-    _show_failures(answers, screen)
+    for name, answer in answers.items():
+        if "broken" in answer:
+            screen.line((f"{name}: {one_line(answer['broken'])}", "bad"))
+        elif not answer["devices"]:
+            screen.line((f"{name}: it sees no device", "quiet"))
     screen.document({"driver": driver, "frameworks": answers})
     return 0
 
@@ -55,21 +57,13 @@ def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], scree
     for answer in seen.values():
         for each in answer["devices"]:
             what.setdefault(each["device"], "")
-    rows: list[list[Cell]] = []
-    for name, text in what.items():
-        device = Device(name)
-        rows.append([(name, "name"), f"({device.type}, {device.id})", text])
+    rows: list[list[Cell]] = [[(name, "name"), str(tuple(Device(name))), text] for name, text in what.items()]
     screen.table(["device", "DLPack", "what"], rows)
-    words: list[list[Cell]] = [
-        [
-            (each["device"], "name"),
-            name,
-            one_line(each["native"], 60),
-            "to and from" if each["taken"] else ("from only", "warn"),
-        ]
-        for name, answer in seen.items()
-        for each in answer["devices"]
-    ]
+    words: list[list[Cell]] = []
+    for name, answer in seen.items():
+        for each in answer["devices"]:
+            taken = "to and from" if each["taken"] else ("from only", "warn")
+            words.append([(each["device"], "name"), name, one_line(each["native"], 60), taken])
     if words:
         screen.line("")
         screen.table(["device", "framework", "its own object", "dlx.convert"], words)
@@ -87,17 +81,6 @@ def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
     screen.line(("CUDA: ", "name"), f"driver {driver['version'] or '?'}, devices: {len(driver['devices'])}")
     for each in driver["devices"]:
         able = [word.replace("_", " ") for word in ABLE if each[word]]
-        facts = [
-            f"compute capability {each['compute_capability'] or '?'}",
-            *able,
-            f"peer access to {', '.join(each['peers'])}" if each["peers"] else "no peer access",
-        ]
+        peers = f"peer access to {', '.join(each['peers'])}" if each["peers"] else "no peer access"
+        facts = [f"compute capability {each['compute_capability'] or '?'}", *able, peers]
         screen.facts([(each["device"], ", ".join(facts))])
-
-
-def _show_failures(seen: dict[str, dict[str, Any]], screen: Screen) -> None:
-    for name, answer in seen.items():
-        if "broken" in answer:
-            screen.line((f"{name}: {one_line(answer['broken'])}", "bad"))
-        elif not answer["devices"]:
-            screen.line((f"{name}: it sees no device", "quiet"))

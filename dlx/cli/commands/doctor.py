@@ -9,6 +9,7 @@ import sys
 import textwrap
 import traceback
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,53 +26,62 @@ from dlx.cli.model import BadInput, counted
 from dlx.cli.probe import ask
 from dlx.cli.targets import can_be_target
 
-__all__ = ["run"]
-
 _STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "bad"}
-_ORDER = list(_STYLES)
 
 
 @dataclass
 class Row:
     """One adapter plugin with its framework."""
 
-    name: str  # the target's, or the plugin's package where it is broken
+    name: str  # the target's; the plugin's package if it is broken
     module: str
     distribution: str
     status: str  # "ready": imported, or tried with --load; "installed"; "missing"; "broken"
     version: str = ""  # of the framework
-    cause: str = ""  # first line of what is broken, or how to install what is missing
+    cause: str = ""  # first line of the fault, or how to install what is missing
     details: str = ""  # the whole traceback
-    facts: dict[str, Any] = field(default_factory=dict)  # what the probe found
+    facts: dict[str, Any] = field(default_factory=dict)  # by the probe
+
+    def document(self, verbose: bool) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "name": self.name, "status": self.status, "version": self.version or None, "module": self.module,
+            "distribution": self.distribution, "cause": self.cause or None,
+            **({"details": self.details} if verbose else {}), "facts": self.facts or None,
+        }  # fmt: skip
+
+    def dlpack(self) -> str:
+        """Return the DLPack version that its arrays export; empty if it was not tried."""
+        facts = self.facts.get("capsule")
+        if not facts:
+            return "none" if self.facts else ""
+        if "refused" in facts:
+            return "refused"
+        return "legacy" if facts["version"] is None else ".".join(map(str, facts["version"]))
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Look at every adapter; with --load import each framework in a process of its own."""
+    """Look at every adapter; with --load import each framework in its own process."""
     rows = _rows()
     known = {row.name for row in rows}
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
         raise BadInput(f"there is no adapter {unknown[0]!r}. Known: {', '.join(sorted(known))}")
     rows = [row for row in rows if not arguments.names or row.name in arguments.names]
-    if arguments.load:
-        for row in rows:
-            if row.status in ("ready", "installed"):
-                with screen.working(f"importing {row.name}"):
-                    _try(row)
-    conflict = _conflict()
-    _show(rows, conflict, arguments, screen)
-    core = _core()
-    screen.document(
-        {"adapters": [_document(row, arguments.verbose) for row in rows], "conflict": conflict or None, **core}
-    )
+    for row in rows:
+        if arguments.load and row.status in ("ready", "installed"):
+            with screen.working(f"importing {row.name}"):
+                _try(row)
+    conflict, core = _conflict(), _core()
+    _show(rows, conflict, core, arguments, screen)
+    documents = [row.document(arguments.verbose) for row in rows]
+    screen.document({"adapters": documents, "conflict": conflict or None, **core})
     wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing")
     return 1 if arguments.strict and (conflict or any(row.status not in wanted for row in rows)) else 0
 
 
 def _conflict() -> str:
-    """Return what is wrong where the `dlx` of PyPI, another project, is installed as well: both own dlx/__init__.py."""
-    from importlib import metadata
-
+    """Return a sentence if the `dlx` of PyPI, another project, is installed as well: both own dlx/__init__.py."""
     try:
         version = metadata.version("dlx")
     except metadata.PackageNotFoundError:
@@ -83,7 +93,7 @@ def _conflict() -> str:
 
 
 def _rows() -> list[Row]:
-    """Return a row for each plugin, by what can be known without importing a framework."""
+    """Return a row for each plugin; no framework is imported."""
     rows: list[Row] = []
     names = {plugin: root for root, plugin in reversed(registry.load_all().items())}  # the first of a plugin's names
     for plugin, root in names.items():
@@ -103,7 +113,7 @@ def _rows() -> list[Row]:
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
         row.version = installed_version(adapter.package) if found else ""
         row.cause = one_line("; ".join(plugin.notes), 400) if found else install_of(adapter)
-    return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.name))
+    return sorted(rows, key=lambda row: ([*_STYLES].index(row.status), row.name))
 
 
 def _has(package: str) -> bool:
@@ -117,55 +127,45 @@ def _has(package: str) -> bool:
 
 
 def _try(row: Row) -> None:
+    """Import a row's framework in another process."""
     answer = ask("framework", row.name)
     if "broken" in answer:
         row.status, row.cause, row.details = "broken", one_line(answer["broken"], 300), answer["details"]
-    elif answer.get("no_device"):
-        row.status, row.version, row.cause = "ready", answer["version"], "it sees no device"
+        return
+    row.status, row.version = "ready", answer["version"]
+    if answer.get("no_device"):
+        row.cause = "it sees no device"
     else:
-        row.status, row.version, row.facts = "ready", answer["version"], answer
+        row.facts = answer
 
 
-def _show(rows: list[Row], conflict: str, arguments: argparse.Namespace, screen: Screen) -> None:
+def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argparse.Namespace, screen: Screen) -> None:
     table: list[list[Cell]] = []
     for row in rows:
         cells: list[Cell] = [(row.name, "name"), (row.status, _STYLES[row.status]), row.version]
         if arguments.load:
-            cells += [_spoken(row), ("yes" if row.facts.get("exchange_api") else "no") if row.facts else ""]
-        table.append(
-            [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != OURS else ""), row.cause]
-        )
+            cells += [row.dlpack(), ("yes" if row.facts["exchange_api"] else "no") if row.facts else ""]
+        module = row.module if row.distribution == OURS else f"{row.module} ({row.distribution})"
+        table.append([*cells, module, row.cause])
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
     screen.table(columns, table)
     if conflict:
         screen.line("")
         for line in textwrap.wrap(conflict, 96):
             screen.line((line, "bad"))
-    if arguments.verbose:
-        for row in rows:
-            if row.details:
-                screen.line("")
-                screen.heading(row.name, "traceback")
-                screen.block("\n".join(map(one_line, row.details.splitlines())))
-            if faults := row.facts.get("defects", ()):
-                screen.line("")
-                screen.heading(f"{row.name} {row.version}", "known defects")
-                screen.facts([("-", fault) for fault in faults])
+    for row in rows if arguments.verbose else ():
+        if row.details:
+            screen.heading(row.name, "traceback")
+            screen.block("\n".join(map(one_line, row.details.splitlines())))
+        if faults := row.facts.get("defects"):
+            screen.heading(f"{row.name} {row.version}", "known defects")
+            screen.facts([("-", fault) for fault in faults])
     if not arguments.load:
         screen.line("")
         screen.line(("installed: not imported; --load imports and tries each in a process of its own", "quiet"))
     screen.line("")
     screen.line(("to paste into a report:", "quiet"))
-    screen.block(_paste(rows))
-
-
-def _spoken(row: Row) -> str:
-    facts = row.facts.get("capsule")
-    if not facts:
-        return "none" if row.facts else ""
-    if "refused" in facts:
-        return "refused"
-    return "legacy" if facts["version"] is None else ".".join(map(str, facts["version"]))
+    screen.block(_paste(rows, core))
 
 
 def _core() -> dict[str, Any]:
@@ -190,31 +190,22 @@ def _core() -> dict[str, Any]:
     }
 
 
-def _paste(rows: list[Row]) -> str:
-    facts = _core()
+def _paste(rows: list[Row], facts: dict[str, Any]) -> str:
+    """Return the block to paste into a report."""
     core = facts["core"]
+    built = f"built by {core['compiler']}: {core['flags']}"
     lines = [
         f"dlx {__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
         f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",
-        *textwrap.wrap(
-            f"built by {core['compiler']}: {core['flags']}", 76, subsequent_indent="  ", break_on_hyphens=False
-        ),
+        *textwrap.wrap(built, 76, subsequent_indent="  ", break_on_hyphens=False),
         f"{facts['python']} ({core['compiler_of_python']})",
         facts["platform"],
     ]
     for row in rows:
         parts = [row.status]
         if row.facts:
-            parts += [f"DLPack {_spoken(row)}", "exchange API" if row.facts["exchange_api"] else "no exchange API"]
+            parts += [f"DLPack {row.dlpack()}", "exchange API" if row.facts["exchange_api"] else "no exchange API"]
             parts.append(counted(len(row.facts["defects"]), "known defect"))
         parts += [one_line(row.cause, 160)] if row.status == "broken" else []
         lines.append(f"{row.name} {row.version}".rstrip() + f": {', '.join(parts)}")
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def _document(row: Row, verbose: bool) -> dict[str, Any]:
-    return {
-        "name": row.name, "status": row.status, "version": row.version or None, "module": row.module,
-        "distribution": row.distribution, "cause": row.cause or None,
-        **({"details": row.details} if verbose else {}), "facts": row.facts or None,
-    }  # fmt: skip
+    return textwrap.indent("\n".join(lines), "    ")

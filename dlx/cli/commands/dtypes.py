@@ -1,44 +1,45 @@
-"""`dlx dtypes`: every dtype with DLPack's numbers and each framework's name for it, or the outcome of converting it."""
+"""`dlx dtypes` and `dlx matrix`: every dtype, each framework's name for it, and the outcome of converting it."""
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dlx._api import convert as api
 from dlx._core.types import DType
 from dlx._registry.listing import adapters
+from dlx._support.display import COLORS
 from dlx._support.screen import OUTCOMES, Cell, Screen
+from dlx._support.svg import box, legend, page, text
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.errors import DlxError
 
-__all__ = ["run"]
-
+_SIZE, _GAP, _LEFT, _TOP = 15, 14, 150, 92
+_LIGHT, _DARK = COLORS["refused"]
+_REFUSED = f"#ffffff; stroke: {_LIGHT}; stroke-width: 1.2", f"#0d1117; stroke: {_DARK}"
+_FILLS = {**COLORS, "refused": _REFUSED}
 _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused": "✗", "": "·"}
-_MEANING = (
-    "= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width",
-    "c copied   ✗ refused   · no such dtype there",
-)
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show words from the adapters' data, or plans made live."""
     if arguments.live or arguments.origin is not None or arguments.to is not None:
-        return _live(arguments, screen)
+        return _run_live(arguments, screen)
     chosen = {name: each for name, each in adapters().items() if targets.can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []
     documents = []
     own: dict[str, list[str]] = {}
-    for name in _known(chosen.values()):
-        dtype = DType(name)
+    for name in _names(chosen.values()):
+        dtype, size = DType(name), DType(name).bits * DType(name).lanes
         words = {framework: adapter.dtypes.native_name(name) for framework, adapter in chosen.items()}
-        rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
-        documents.append({"name": name, "dlpack_dtype": list(dtype), "itemsize": _itemsize(dtype), "words": words})
+        rows.append([*_head(name), *(_mark(word, name) for word in words.values())])
+        itemsize = size / 8 if size % 8 else size // 8
+        documents.append({"name": name, "dlpack_dtype": list(dtype), "itemsize": itemsize, "words": words})
         for framework, word in words.items():
             if word not in ("", name, f"ml_dtypes.{name}"):
                 own.setdefault(framework, []).append(f"{name} is {word}")
@@ -53,36 +54,32 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     return 0
 
 
-def _known(adapters: Iterable[Adapter]) -> list[str]:
-    """Return every dtype's name, those that only a plugin has last."""
+def _names(adapters: Iterable[Adapter]) -> list[str]:
+    """Return the names of all dtypes, those that only a plugin has last."""
     listed = [dtype.name for dtype in DType.all()]
     return [*listed, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*listed})]
 
 
-def _numbers(dtype: DType) -> str:
-    return f"({', '.join(map(str, dtype))})"
+def _head(name: str) -> list[Cell]:
+    """Return the first cells of a dtype's row."""
+    return [(name, "name"), str(tuple(DType(name)))]
 
 
-def _word(word: str, name: str) -> Cell:
-    """Return the mark of a framework's word: dlx's, that of ml_dtypes, one of its own, or none."""
+def _mark(word: str, name: str) -> Cell:
+    """Return the mark of a framework's word: dlx's, that of ml_dtypes, another, or none."""
     if not word:
         return ("·", "quiet")
     return ("✓", "good") if word == name else ("m", "good") if word == f"ml_dtypes.{name}" else "*"
 
 
-def _itemsize(dtype: DType) -> float:
-    size = dtype.bits * dtype.lanes / 8
-    return int(size) if size.is_integer() else size
-
-
 # ---- live ------------------------------------------------------------------------------------------------------------
 
 
-def _live(arguments: argparse.Namespace, screen: Screen) -> int:
+def _run_live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
         origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
     found = adapters()
-    names = _known(found[name] for name in {*origins, *goals})
+    names = _names(found[name] for name in {*origins, *goals})
     both = [(origin, dtype) for origin in origins for dtype in names]
     cells = {
         (origin, dtype, goal): outcome
@@ -90,8 +87,6 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
         for goal, outcome in _outcomes(origin, dtype, goals).items()
     }
     if arguments.svg:
-        from dlx.cli.render.matrix import picture
-
         try:
             Path(arguments.svg).write_text(picture({k: v["outcome"] for k, v in cells.items()}), encoding="utf-8")
         except OSError as error:
@@ -107,7 +102,7 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, str]]:
-    """Plan an array of one dtype for each goal; nothing where its framework has no such dtype."""
+    """Plan an array of one dtype for each goal; empty outcomes if its framework has no such dtype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of frameworks, about dtypes that they call experimental
         try:
@@ -124,21 +119,18 @@ def _cell(array: Any, goal: str) -> dict[str, str]:
         return {"outcome": "refused", "why": error.reason, "brief": error.brief, "error": type(error).__name__}
     viewed = plan.outcome == "shared" and any(step.do == "view" for step in plan.steps)
     reasons = [step.reason() for step in plan.steps]
-    first = reasons[0] if reasons else ""
-    return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(reasons), "brief": first}
+    return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(reasons), "brief": "".join(reasons[:1])}
 
 
 def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen: Screen) -> None:
     screen.heading(f"{origin} → {goal}")
     rows: list[list[Cell]] = []
-    names = dict.fromkeys(name for _, name, _ in cells)
-    absent = [name for name in names if not cells[origin, name, goal]["outcome"]]
-    for name in names:
-        cell = cells[origin, name, goal]
-        if name not in absent:
-            rows.append(
-                [(name, "name"), _numbers(DType(name)), (cell["outcome"], OUTCOMES[cell["outcome"]]), cell["brief"]]
-            )
+    absent = []
+    for (_, name, _), cell in cells.items():
+        if outcome := cell["outcome"]:
+            rows.append([*_head(name), (outcome, OUTCOMES[outcome]), cell["brief"]])
+        else:
+            absent.append(name)
     screen.table(["dtype", "DLPack", "outcome", "why"], rows)
     if absent:
         screen.line("")
@@ -146,17 +138,35 @@ def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen:
 
 
 def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str, str]], screen: Screen) -> None:
-    for number, origin in enumerate(origins):
-        if number:
-            screen.line("")
+    for origin in origins:
         screen.heading(f"from {origin}", "to …")
         rows: list[list[Cell]] = []
         for name in dict.fromkeys(name for _, name, _ in cells):
             found = [cells[origin, name, goal]["outcome"] for goal in goals]
             if any(found):
-                marks = ((_MARKS[each], OUTCOMES.get(each, "quiet")) for each in found)
-                rows.append([(name, "name"), _numbers(DType(name)), *marks])
+                rows.append([*_head(name), *((_MARKS[each], OUTCOMES.get(each, "quiet")) for each in found)])
         screen.table(["dtype", "DLPack", *goals], rows)
     screen.line("")
-    for line in _MEANING:
-        screen.line((line, "quiet"))
+    screen.line(("= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width", "quiet"))
+    screen.line(("c copied   ✗ refused   · no such dtype there", "quiet"))
+
+
+def picture(cells: Mapping[tuple[str, str, str], str]) -> str:
+    """Return {(framework, dtype, target): outcome} as one SVG; an outcome may be empty, or the name of an error."""
+    frameworks, dtypes, targets = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
+    block = len(targets) * _SIZE + _GAP
+    width, height = _LEFT + block * len(frameworks) + 10, _TOP + len(dtypes) * _SIZE + 44
+    parts = [text(_LEFT - 8, _TOP + row * _SIZE + 11, each, 'text-anchor="end"') for row, each in enumerate(dtypes)]
+    for number, name in enumerate(frameworks):
+        left = _LEFT + number * block
+        parts.append(text(left, 18, f"{name} →", 'font-weight="600"'))
+        for column, target in enumerate(targets):
+            x = left + column * _SIZE
+            parts.append(text(0, 0, target, f'class="quiet" transform="translate({x + 11},{_TOP - 6}) rotate(-90)"'))
+            for row, dtype in enumerate(dtypes):
+                outcome = cells.get((name, dtype, target), "-")
+                if outcome not in ("", "-", "?"):
+                    kind = "refused" if outcome.endswith("Error") else outcome
+                    parts.append(box(x + 1, _TOP + row * _SIZE + 1, _SIZE - 3, _SIZE - 3, kind))
+    parts += legend(_LEFT, height - 24, {kind: kind for kind in _FILLS})
+    return page((width, height), "What becomes of each dtype", _FILLS, parts)

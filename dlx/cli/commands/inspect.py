@@ -8,63 +8,76 @@ from typing import Any
 
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import targets
-from dlx.cli.model import Entry, Fold, Source, aligned_to, counted, extents, nbytes_of, totals
-from dlx.cli.render import tables
-from dlx.cli.sources.objects import capsule_facts, layout
-from dlx.cli.sources.words import open_sources
+from dlx.cli import tables, targets
+from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of, totals
+from dlx.cli.sources import capsule_facts, open_sources
 from dlx.cli.targets import Outcome
-
-__all__ = ["run"]
 
 REASONS = 3  # of a kind, for each target
 
 _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
+_SHORT_LAYOUTS = {"F": ["F-order"], "strided": ["strided"]}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Show each source; several are summed up in the end."""
+    """Show each source, and the sums of several."""
     sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
     documents = []
-    for number, source in enumerate(sources):
-        if number:
-            screen.line("")
+    for source in sources:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
             names = targets.chosen(arguments.to, default, none=True)
-        show = _one if source.is_one else _tree
-        documents.append(show(source, names, arguments, screen))
+        arrays = _one(source, names, screen) if source.is_one else _many(source, names, arguments.all, screen)
+        facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
+        documents.append({**facts, "notes": source.notes, "metadata": source.metadata, "arrays": arrays})
         if not names and arguments.to is None:
             screen.line("")
             screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
-        screen.line("")
         screen.heading("in all", counted(len(sources), "source"))
         tables.sums(everything, screen)
-    screen.document({"sources": documents, "totals": _totals(everything)}, errors)
+    sums = [dict(zip(("dtype", "device", "arrays", "bytes"), row, strict=True)) for row in totals(everything)]
+    screen.document({"sources": documents, "totals": sums}, errors)
     return 2 if errors else 0
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON has it."""
+    info = entry.info
+    dtype, number = (None, None) if entry.dtype is None else (entry.dtype.name, list(entry.dtype))
+    document: dict[str, Any] = {
+        "path": entry.path, "dtype": dtype, "dtype_name": entry.dtype_name, "dlpack_dtype": number,
+        "shape": entry.shape, "nbytes": entry.nbytes, "device": entry.device, "layout": entry.order or None,
+        "offset": entry.offset, "byte_order_swapped": entry.swapped, "refused": entry.refused or None,
+        "notes": entry.notes,
+    }  # fmt: skip
+    if info is not None:
+        names = ("framework", "strides", "readonly", "address", "alignment", "owner", "protocols")
+        document |= {"type": info.type_name} | {name: getattr(info, name) for name in names}
+    return document
 
 
 # ---- one array -------------------------------------------------------------------------------------------------------
 
 
-def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+def _one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any]]:
     entry = source.entries[0]
-    title = entry.info.type_name if entry.info is not None else source.kind
-    screen.heading(source.name, title)
-    screen.facts(_facts(source, entry))
+    capsule = capsule_facts(entry.obj) if entry.info is not None else {}
+    screen.heading(source.name, entry.info.type_name if entry.info is not None else source.kind)
+    screen.facts(_facts(source, entry, capsule))
     with screen.working("planning"):
         outcomes = [targets.outcome(entry, name) for name in names]
     if outcomes:
         screen.line("")
         tables.outcomes(outcomes, screen)
-    return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
+    own = {"capsule": capsule} if entry.info is not None else {}
+    return [_document(entry) | own | {"targets": [each.document() for each in outcomes]}]
 
 
-def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
-    rows: list[tuple[str, Cell]] = [("dtype", _dtype(entry)), ("shape", extents(entry.shape))]
+def _facts(source: Source, entry: Entry, capsule: dict[str, Any]) -> list[tuple[str, Cell]]:
     info = entry.info
+    rows: list[tuple[str, Cell]] = [("dtype", _dtype(entry)), ("shape", extents(entry.shape))]
     if info is None:
         rows.append(("layout", _LAYOUTS.get(entry.order, "?")))
     elif info.strides is not None:
@@ -73,23 +86,28 @@ def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
         rows.append(("strides", "not whole elements, or none"))
     size = amount(entry.nbytes)
     rows.append(("bytes", f"{size} ({entry.nbytes:,})" if entry.nbytes is not None and entry.nbytes > 1023 else size))
-    rows.append(("device", _device(entry)))
+    device = info.device if info is not None else None
+    dlpack = "" if device is None else f"  (DLPack type {device.type}, id {device.id})"
+    rows.append(("device", f"{device or entry.device}{dlpack}"))
     if info is not None:
-        rows.append(("read-only", "yes" if info.readonly else "no"))
         aligned = "?" if info.address is None else "none"
         if info.address:
             aligned = f"{info.address:#x}, aligned to {info.alignment} bytes"
-        rows += [("address", aligned), ("owner", info.owner or "?"), ("protocols", ", ".join(info.protocols) or "none")]
-        rows.append(("capsule", _capsule(entry)))
+        rows += [
+            ("read-only", "yes" if info.readonly else "no"),
+            ("address", aligned),
+            ("owner", info.owner or "?"),
+            ("protocols", ", ".join(info.protocols) or "none"),
+            ("capsule", _capsule(capsule)),
+        ]
         if info.notes:
             rows.append(("notes", ", ".join(info.notes)))
     elif entry.offset is not None:
-        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {aligned_to(entry.offset)} bytes"))
+        aligned = str(min(entry.offset & -entry.offset or 4096, 4096))  # a power of two, up to a page
+        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {aligned} bytes"))
     if entry.refused:
         rows.append(("refused", (entry.refused, "bad")))
-    for note in (*source.notes, *(entry.notes if info is None else ())):
-        rows.append(("note", note))
-    return rows
+    return rows + [("note", note) for note in (*source.notes, *(entry.notes if info is None else ()))]
 
 
 def _dtype(entry: Entry) -> Cell:
@@ -100,13 +118,7 @@ def _dtype(entry: Entry) -> Cell:
     return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
 
 
-def _device(entry: Entry) -> str:
-    device = entry.info.device if entry.info is not None else None
-    return entry.device if device is None else f"{device}  (DLPack type {device.type}, id {device.id})"
-
-
-def _capsule(entry: Entry) -> str:
-    facts = capsule_facts(entry.obj)
+def _capsule(facts: dict[str, Any]) -> str:
     if not facts:
         return "none: it has no __dlpack__"
     if "refused" in facts:
@@ -120,47 +132,14 @@ def _capsule(entry: Entry) -> str:
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-def _tree(source: Source, names: list[str], arguments: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+def _many(source: Source, names: list[str], everything: bool, screen: Screen) -> list[dict[str, Any]]:
     entries = source.entries
     size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
     screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
-    tables.arrays(
-        tables.folds(entries, everything=arguments.all),
-        ["dtype", "shape", ">bytes", "note"],
-        _cells,
-        lambda folds: ["", "", amount(nbytes_of(entry for fold in folds for entry in fold.entries)), ""],
-        screen,
-        everything=arguments.all,
-    )
+    folds = tables.folds(entries, everything=everything)
+    tables.arrays(folds, ["dtype", "shape", ">bytes", "note"], _cells, screen, everything=everything)
     screen.line("")
     tables.sums(entries, screen)
-    _show_metadata(source, screen)
-    documents = [_document(entry) for entry in entries] if screen.as_json else []
-    if names:
-        planned = [
-            [targets.outcome(each, name) for name in names]
-            for each in screen.progress(entries, "planning", len(entries))
-        ]
-        for document, outcomes in zip(documents, planned, strict=screen.as_json):
-            document["targets"] = _plain(outcomes)
-        screen.line("")
-        _show_sums(list(zip(*planned, strict=True)), screen)
-    return {**_head(source), "arrays": documents}
-
-
-def _cells(fold: Fold) -> list[Cell]:
-    entry = fold.entries[0]
-    note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
-    return [entry.shown_dtype, extents(entry.shape), amount(fold.nbytes), note]
-
-
-def _layout_note(entry: Entry) -> list[str]:
-    found = layout(entry.info) if entry.info is not None else entry.order
-    readonly = ["read-only"] if entry.info is not None and entry.info.readonly else []
-    return [*(["F-order"] if found == "F" else ["strided"] if found == "strided" else []), *readonly]
-
-
-def _show_metadata(source: Source, screen: Screen) -> None:
     if source.notes or source.metadata:
         screen.line("")
     for note in source.notes:
@@ -168,18 +147,37 @@ def _show_metadata(source: Source, screen: Screen) -> None:
     if source.metadata:
         screen.line(("metadata", "quiet"))
         screen.facts([(key[:30], value[:200]) for key, value in source.metadata.items()])
+    documents = [_document(entry) for entry in entries] if screen.as_json else []
+    if names:
+        planned = [
+            [targets.outcome(each, name) for name in names]
+            for each in screen.progress(entries, "planning", len(entries))
+        ]
+        for document, outcomes in zip(documents, planned, strict=screen.as_json):
+            document["targets"] = [each.document() for each in outcomes]
+        screen.line("")
+        _show_sums(list(zip(*planned, strict=True)), screen)
+    return documents
+
+
+def _cells(fold: Fold) -> list[Cell]:
+    entry = fold.entries[0]
+    readonly = ["read-only"] if entry.info is not None and entry.info.readonly else []
+    notes = ", ".join([*_SHORT_LAYOUTS.get(entry.order, []), *readonly, *entry.notes])
+    note: Cell = (entry.refused, "bad") if entry.refused else notes
+    return [entry.shown_dtype, extents(entry.shape), amount(fold.nbytes), note]
 
 
 def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
+    """Print the outcomes for each target, and the most frequent reasons."""
     rows: list[list[Cell]] = []
     reasons: dict[tuple[str, str], list[str]] = {}
     more = 0
     for outcomes in columns:
         target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
-        copied = nbytes_of(outcomes)
         refused = (str(counts["refused"]), "bad" if counts["refused"] else "")
         copies = (str(counts["copied"]), "warn" if counts["copied"] else "")
-        rows.append([target, str(counts["same"] + counts["shared"]), copies, amount(copied), refused])
+        rows.append([target, str(counts["same"] + counts["shared"]), copies, amount(nbytes_of(outcomes)), refused])
         for word in ("refused", "copied"):
             why = Counter(each.why(brief=True) for each in outcomes if each.outcome == word)
             more += max(len(why) - REASONS, 0)
@@ -188,45 +186,7 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
     if reasons:
         screen.line("")
-        why_rows: list[list[Cell]] = [
-            [(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()
-        ]
-        screen.table(["outcome", "to", "why"], why_rows)
+        rows = [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()]
+        screen.table(["outcome", "to", "why"], rows)
     if more:
         screen.line(("these are the most frequent; dlx plan shows every reason", "quiet"))
-
-
-# ---- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def _head(source: Source) -> dict[str, Any]:
-    facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
-    return {**facts, "notes": source.notes, "metadata": source.metadata}
-
-
-def _document(entry: Entry, *, deep: bool = False) -> dict[str, Any]:
-    info = entry.info
-    dtype, number = (None, None) if entry.dtype is None else (entry.dtype.name, list(entry.dtype))
-    document: dict[str, Any] = {
-        "path": entry.path, "dtype": dtype, "dtype_name": entry.dtype_name, "dlpack_dtype": number,
-        "shape": entry.shape, "nbytes": entry.nbytes, "device": entry.device, "layout": entry.order or None,
-        "offset": entry.offset, "byte_order_swapped": entry.swapped, "refused": entry.refused or None,
-        "notes": entry.notes,
-    }  # fmt: skip
-    if info is not None:
-        names = ("framework", "strides", "readonly", "address", "alignment", "owner", "protocols")
-        document |= {"type": info.type_name} | {name: getattr(info, name) for name in names}
-        if deep:
-            document["capsule"] = capsule_facts(entry.obj)
-    return document
-
-
-def _plain(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    return [each.document() for each in outcomes]
-
-
-def _totals(entries: list[Entry]) -> list[dict[str, Any]]:
-    return [
-        {"dtype": dtype, "device": device, "arrays": count, "bytes": size}
-        for dtype, device, count, size in totals(entries)
-    ]

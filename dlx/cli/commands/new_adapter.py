@@ -9,7 +9,6 @@ import string
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from dlx._core.types import DType
 from dlx._registry.registry import registry
@@ -17,8 +16,6 @@ from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._version import __version__
 from dlx.cli.model import BadInput
-
-__all__ = ["run"]
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 
@@ -44,17 +41,17 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     folder = Path(arguments.into or distribution)
     if folder.exists():
         raise BadInput(f"{folder} is there already: nothing is overwritten. Name another folder: --into FOLDER")
-    module, left = _imported(package)
-    types = _types(module, package)
-    dtypes = [each.name for each in DType.all() if hasattr(module, each.name)]
+    framework, left = _import(package)
+    types = _array_types(framework, package)
+    dtypes = [each.name for each in DType.all() if hasattr(framework, each.name)]
     dtypes = dtypes or ["float32", "float64", "int32", "int64"]
-    exports = module is None or all(hasattr(getattr(module, each), "__dlpack__") for each in types)
-    loads = module is None or callable(getattr(module, "from_dlpack", None))
+    exports = framework is None or all(hasattr(getattr(framework, each), "__dlpack__") for each in types)
+    loads = framework is None or callable(getattr(framework, "from_dlpack", None))
     root = package.partition(".")[0]
     providers = [*dict.fromkeys(metadata.packages_distributions().get(root, []))]
-    if len(providers) != 1:  # several share a namespace package: which of them has this one is not told
-        found = f"{len(providers)} installed distributions have parts of {root}" if providers else ""
-        found = found or f"no installed distribution has {package}"
+    if len(providers) != 1:  # several may share a namespace package
+        several = f"{len(providers)} installed distributions have parts of {root}"
+        found = several if providers else f"no installed distribution has {package}"
         left.append(f"dependencies in pyproject.toml: {found}")
     left += [] if exports else ["export: its arrays have no __dlpack__"]
     left += [] if loads else [f"load: there is no {package}.from_dlpack"]
@@ -70,24 +67,31 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "export": "" if exports else EXPORT,
         "load": FROM_DLPACK.format(package=package) if loads else NO_FROM_DLPACK,
     }
-    files = {
-        "pyproject.toml": "pyproject.tmpl",
-        f"dlx_{words}.py": "adapter.tmpl",
-        "/".join(("tests", f"test_dlx_{words}.py")): "tests.tmpl",
-    }
+    module = facts["module"]
+    files = {"pyproject.toml": "pyproject", f"{module}.py": "adapter", f"tests/test_{module}.py": "tests"}
     try:
         (folder / "tests").mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"{folder} cannot be made: {error.strerror}") from error
     for name, template in files.items():
-        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        text = (_TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
         (folder / name).write_text(string.Template(text).substitute(facts), encoding="utf-8")
-    _show(folder, [*files], left, screen)
+    screen.line(f"{folder} has a plugin:")
+    for name in files:
+        screen.line("  ", (name, "name"))
+    for each in left:
+        screen.line(("to fill in: ", "warn"), each)
+    screen.line("")
+    screen.line("then, where dlx and the framework are installed:")
+    commands = [f"pip install --no-build-isolation --editable {folder} pytest", f"cd {folder} && python -m pytest"]
+    for command in commands:
+        screen.line("  ", command)
+    screen.document({"folder": str(folder), "files": [*files], "to_fill_in": left, "commands": commands})
     return 0
 
 
-def _imported(package: str) -> tuple[ModuleType | None, list[str]]:
-    """Return a package, or None with a word about what had to be guessed without it."""
+def _import(package: str) -> tuple[ModuleType | None, list[str]]:
+    """Return a package, or None and a note that its types and dtypes are guesses."""
     try:
         return importlib.import_module(package), []
     except Exception as error:
@@ -95,8 +99,8 @@ def _imported(package: str) -> tuple[ModuleType | None, list[str]]:
         return None, [f"types and dtypes: {package} {said} here, so they are a guess"]
 
 
-def _types(module: ModuleType | None, package: str) -> list[str]:
-    """Return the names of the array types in a package: classes with __dlpack__, or what they are mostly called."""
+def _array_types(module: ModuleType | None, package: str) -> list[str]:
+    """Return the names of the array types in a package: classes with __dlpack__, or with a usual name."""
     if module is None:
         return ["Array"]
     classes = {
@@ -109,18 +113,3 @@ def _types(module: ModuleType | None, package: str) -> list[str]:
     if not found:
         raise BadInput(f"{package} has no class with __dlpack__, nor one called Array, Tensor or ndarray")
     return found
-
-
-def _show(folder: Path, files: list[str], left: list[str], screen: Screen) -> None:
-    screen.line(f"{folder} has a plugin:")
-    for name in files:
-        screen.line("  ", (name, "name"))
-    for each in left:
-        screen.line(("to fill in: ", "warn"), each)
-    screen.line("")
-    screen.line("then, where dlx and the framework are installed:")
-    commands = [f"pip install --no-build-isolation --editable {folder} pytest", f"cd {folder} && python -m pytest"]
-    for command in commands:
-        screen.line("  ", command)
-    document: dict[str, Any] = {"folder": str(folder), "files": files, "to_fill_in": left, "commands": commands}
-    screen.document(document)

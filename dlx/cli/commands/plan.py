@@ -9,16 +9,11 @@ from typing import Any
 from dlx._core.types import Device
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import targets
+from dlx.cli import tables, targets
 from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
-from dlx.cli.render import tables
-from dlx.cli.sources.words import open_sources
+from dlx.cli.sources import open_sources
 from dlx.cli.targets import Outcome
-
-__all__ = ["run"]
-
-_COPY = {word: value for value, word in COPY.items()}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -26,16 +21,15 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     sources, errors = open_sources(arguments.sources, screen, arguments.readonly)
     options = {
         "device": None if arguments.device is None else Device(arguments.device),
-        "copy": _COPY[arguments.copy],
+        "copy": next(value for value, word in COPY.items() if word == arguments.copy),
         "readonly": arguments.readonly,
         "detach": arguments.detach,
     }
     with screen.working("importing targets"):
         names = targets.chosen(arguments.to)
-    options_said = _said(arguments)
     documents: list[dict[str, Any]] = []
     refused = 0
-    for number, source in enumerate(sources):
+    for source in sources:
         plans = {
             name: [
                 targets.outcome(each, name, **options)
@@ -44,58 +38,43 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             for name in names
         }
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
-        if number:
-            screen.line("")
+        about = ", ".join(filter(None, (_about(source), _given(arguments))))
         if source.is_one and len(names) > 1:
-            screen.heading(source.name, ", ".join(filter(None, (_what(source), options_said))))
+            screen.heading(source.name, about)
             tables.outcomes([planned[0] for planned in plans.values()], screen)
         else:
-            for i, (name, planned) in enumerate(plans.items()):
-                if i:
-                    screen.line("")
-                _show(source, name, planned, options_said, arguments.all, screen)
-        if screen.as_json:
-            documents += [_document(source, name, planned) for name, planned in plans.items()]
+            for name, planned in plans.items():
+                screen.heading(f"{source.name} → {name}", about)
+                if source.is_one:
+                    _show_one(planned[0], screen)
+                else:
+                    _show_many(source.entries, planned, arguments.all, screen)
+        for name, planned in plans.items() if screen.as_json else ():
+            arrays = [_document(*each) for each in zip(source.entries, planned, strict=True)]
+            documents.append({"name": source.name, "kind": source.kind, "target": name, "arrays": arrays})
     screen.document({"options": options, "plans": documents}, errors)
     return 2 if errors else 1 if arguments.strict and refused else 0
 
 
-def _what(source: Source) -> str:
+def _about(source: Source) -> str:
+    if not source.is_one:
+        return counted(len(source.entries), "array")
     entry = source.entries[0]
     return "an abstract tensor" if source.kind == "abstract" else f"{entry.shown_dtype}{extents(entry.shape)}"
 
 
-def _said(arguments: argparse.Namespace) -> str:
-    """Return the options that were set, as they are written on the command line."""
-    words = [f"--device {arguments.device}"] if arguments.device else []
-    words += [f"--copy {arguments.copy}"] if arguments.copy != "auto" else []
-    words += [f"--readonly {arguments.readonly}"] if arguments.readonly != "copy" else []
+def _given(arguments: argparse.Namespace) -> str:
+    """Return the options that were set, as on the command line."""
+    defaults = {"device": None, "copy": "auto", "readonly": "copy"}
+    words = [
+        f"--{name} {getattr(arguments, name)}" for name, each in defaults.items() if getattr(arguments, name) != each
+    ]
     return " ".join([*words, "--detach"] if arguments.detach else words)
 
 
-def _show(
-    source: Source, target: str, planned: Sequence[Outcome], given: str, everything: bool, screen: Screen
-) -> None:
-    what = _what(source) if source.is_one else counted(len(planned), "array")
-    screen.heading(f"{source.name} → {target}", ", ".join(filter(None, (what, given))))
-    if source.is_one:
-        _show_one(planned[0], screen)
-        return
-    fates = {id(entry): each for entry, each in zip(source.entries, planned, strict=True)}
-    reasons = list(dict.fromkeys(reason for each in planned if (reason := each.shown())))
-
-    def cells(fold: Fold) -> list[Cell]:
-        entry, fate = fold.entries[0], fates[id(fold.entries[0])]
-        mark = f" [{reasons.index(fate.shown()) + 1}]" if fate.shown() else ""
-        return [entry.shown_dtype, extents(entry.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])]
-
-    folds = _folds(source.entries, planned, everything)
-    tables.arrays(folds, ["dtype", "shape", "outcome"], cells, lambda _: ["", "", ""], screen, everything=everything)
-    screen.line("")
-    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: tables.MAX_SHOWN], 1)])
-    if reasons:
-        screen.line("")
-    screen.line(_summary(planned))
+def _document(entry: Entry, outcome: Outcome) -> dict[str, Any]:
+    dtype = entry.dtype.name if entry.dtype else None
+    return {"path": entry.path, "dtype": dtype, "shape": entry.shape} | outcome.document()
 
 
 def _show_one(planned: Outcome, screen: Screen) -> None:
@@ -111,18 +90,27 @@ def _show_one(planned: Outcome, screen: Screen) -> None:
     screen.facts(rows)
 
 
-def _folds(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool) -> list[Fold]:
-    """Return one fold per row: entries with the same kind of name and the same outcome, in the order of the source."""
-    apart: dict[tuple[str, str], list[Entry]] = {}
-    for entry, fate in zip(entries, planned, strict=True):
-        apart.setdefault((fate.outcome, fate.shown()), []).append(entry)
+def _show_many(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool, screen: Screen) -> None:
+    outcomes = {id(entry): each for entry, each in zip(entries, planned, strict=True)}
+    reasons = list(dict.fromkeys(reason for each in planned if (reason := each.shown())))
+
+    def cells(fold: Fold) -> list[Cell]:
+        entry, found = fold.entries[0], outcomes[id(fold.entries[0])]
+        mark = f" [{reasons.index(found.shown()) + 1}]" if found.shown() else ""
+        return [entry.shown_dtype, extents(entry.shape), (f"{found.outcome}{mark}", OUTCOMES[found.outcome])]
+
+    apart: dict[tuple[str, str], list[Entry]] = {}  # entries with the same outcome are folded together
+    for entry, each in zip(entries, planned, strict=True):
+        apart.setdefault((each.outcome, each.shown()), []).append(entry)
+    each_alone = everything or len(entries) <= tables.MANY
+    folds = [fold for group in apart.values() for fold in tables.folds(group, everything=each_alone, least=1)]
     at = {id(entry): number for number, entry in enumerate(entries)}
-    everything = everything or len(entries) <= tables.MANY
-    found = [fold for group in apart.values() for fold in tables.folds(group, everything=everything, least=1)]
-    return sorted(found, key=lambda fold: at[id(fold.entries[0])])
-
-
-def _summary(planned: Sequence[Outcome]) -> str:
+    folds.sort(key=lambda fold: at[id(fold.entries[0])])
+    tables.arrays(folds, ["dtype", "shape", "outcome"], cells, screen, everything=everything)
+    screen.line("")
+    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: tables.MAX_SHOWN], 1)])
+    if reasons:
+        screen.line("")
     nbytes = nbytes_of(planned)
     counts = {word: sum(each.outcome == word for each in planned) for word in OUTCOMES}
     parts = [
@@ -130,12 +118,4 @@ def _summary(planned: Sequence[Outcome]) -> str:
         for word, count in counts.items()
         if count
     ]
-    return ", ".join(parts if counts["copied"] else [*parts, "nothing copied"])
-
-
-def _document(source: Source, target: str, planned: Sequence[Outcome]) -> dict[str, Any]:
-    arrays = [
-        {"path": entry.path, "dtype": entry.dtype.name if entry.dtype else None, "shape": entry.shape} | each.document()
-        for entry, each in zip(source.entries, planned, strict=True)
-    ]
-    return {"name": source.name, "kind": source.kind, "target": target, "arrays": arrays}
+    screen.line(", ".join(parts if counts["copied"] else [*parts, "nothing copied"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlx.cli.render.matrix import picture as drawn
+from dlx.cli.commands.dtypes import picture as drawn
 from matrix.sources import FURTHER
 
 START = "dtypes out of "

@@ -1,41 +1,24 @@
-"""Many arrays on one screen: folded by their names, what repeats under a line of its own, summed up below."""
+"""Tables of many arrays: folded by their names, common parts of names on their own lines, summed up below."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli.model import Entry, Fold, fold, totals
+from dlx.cli.model import Entry, Fold, fold, nbytes_of, totals
 from dlx.cli.targets import Outcome
 
-__all__ = ["MANY", "MAX_SHOWN", "arrays", "folds", "outcomes", "sums"]
-
-MANY = 24  # entries from which on names are folded
+MANY = 24  # with more entries names are folded
 MAX_SHOWN = 60  # rows
 
 _REPEATED = re.compile(r".*#['\"]?\]?\.?")  # up to the last number that differs: model.layers.#.
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line: a fold, or the part that several folds repeat."""
-
-    name: str
-    count: str
-    folds: tuple[Fold, ...]
-
-    @property
-    def fold(self) -> Fold | None:
-        """The only one, None on the line above several."""
-        return self.folds[0] if len(self.folds) == 1 else None
-
-
 def folds(entries: Sequence[Entry], *, everything: bool, least: int = MANY + 1) -> list[Fold]:
-    """Return what is shown as one row: all that is alike where there is much, else each entry for itself."""
+    """Return the rows to show: folded if there are many entries, else one for each."""
     if everything or len(entries) < least:
         return [Fold(entry.path, (entry,)) for entry in entries]
     return fold(entries)
@@ -45,23 +28,27 @@ def arrays(
     found: Sequence[Fold],
     columns: Sequence[str],
     cells: Callable[[Fold], Sequence[Cell]],
-    head: Callable[[Sequence[Fold]], Sequence[Cell]],
     screen: Screen,
     *,
     everything: bool,
 ) -> None:
-    """Print a row for each fold; `cells` gives its columns after name and count, `head` those above several."""
+    """Print a row for each fold; `cells` gives its columns after name and count."""
+
+    def sums(few: Sequence[Fold]) -> list[Cell]:
+        size = amount(nbytes_of(few))
+        return [size if column == ">bytes" else "" for column in columns]
+
     rows = list(_rows(found))
     shown = rows if everything else rows[:MAX_SHOWN]
-    table = [[row.name, row.count, *(cells(row.fold) if row.fold is not None else head(row.folds))] for row in shown]
+    table = [[name, count, *(cells(few[0]) if len(few) == 1 else sums(few))] for name, count, few in shown]
     screen.table(["/name", ">count", *columns], table)
-    hidden = sum(len(row.folds) for row in rows[len(shown) :] if row.fold is not None)
+    hidden = sum(len(few) == 1 for _, _, few in rows[len(shown) :])
     if hidden:
         screen.line((f"… {hidden:,} more rows: --all shows them", "quiet"))
 
 
 def sums(entries: Iterable[Entry], screen: Screen) -> None:
-    """Print how many arrays and bytes there are of each dtype on each device."""
+    """Print the number of arrays and bytes of each dtype on each device."""
     found = totals(entries)
     rows: list[list[Cell]] = [[dtype, device, f"{count:,}", amount(size)] for dtype, device, count, size in found]
     if len(rows) > 1:
@@ -84,23 +71,21 @@ def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
     screen.table(["to", "outcome", ">bytes copied", "why"], rows)
 
 
-def _rows(found: Iterable[Fold]) -> Iterable[Row]:
-    for (part, _), group in itertools.groupby(found, key=_part):
-        together = tuple(group)
-        if not part or len(together) == 1:
-            yield from (Row(each.path or "(root)", _times(each), (each,)) for each in together)
+def _rows(found: Iterable[Fold]) -> Iterator[tuple[str, str, list[Fold]]]:
+    """Give (name, count, folds) of each line: one fold, or the several below it whose names begin alike."""
+    for (part, times), group in itertools.groupby(found, key=_common_part):
+        together = list(group)
+        if part and len(together) > 1:
+            yield part, f"×{times:,}", together
+            yield from ((f"  {each.path[len(part) :]}", "", [each]) for each in together)
             continue
-        yield Row(part, _times(together[0]), together)
-        yield from (Row(f"  {each.path[len(part) :]}", "", (each,)) for each in together)
+        for each in together:
+            yield each.path or "(root)", f"×{len(each.entries):,}" if len(each.entries) > 1 else "", [each]
 
 
-def _part(each: Fold) -> tuple[str, int]:
-    """Return the part of a fold's name that repeats, and how often; nothing where no name is left behind it."""
+def _common_part(each: Fold) -> tuple[str, int]:
+    """Return the part of a fold's name that repeats, and how often; empty if no name is left behind it."""
     match = _REPEATED.match(each.path) if len(each.entries) > 1 else None
     if match is None or match.end() == len(each.path):
         return "", 0
     return match[0], len(each.entries)
-
-
-def _times(each: Fold) -> str:
-    return f"×{len(each.entries):,}" if len(each.entries) > 1 else ""

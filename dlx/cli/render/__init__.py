@@ -1,1 +1,0 @@
-"""What the command prints: many arrays as one table, and the matrix of dtypes as a picture."""

@@ -1,1 +1,0 @@
-"""What a command reads: headers of files, and objects in memory."""

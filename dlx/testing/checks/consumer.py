@@ -1,0 +1,619 @@
+"""Checks of a consumer: what it imports, what it refuses, what it asks for, and how long memory lives."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import threading
+from typing import Any
+
+from dlx._api import convert as api
+from dlx._protocols.pointer import from_pointer
+from dlx.testing.capsules import LAYOUTS, OTHERS, OldSource, Source, swept
+from dlx.testing.check import check
+from dlx.testing.checks.producer import MIB, none_left, together, together_well
+from dlx.testing.subject import Broken, Subject, attempt, error_line, must
+
+
+def right_or_refused(lib: Subject, source: Source) -> str | None:
+    """Raise `Broken` unless a source comes in right, or is refused; return the refusal."""
+    result, error = lib.tried(source)
+    refused = None if error is None else f"refused: {error_line(error)}"
+    if error is None:
+        lib.holds(result, source)
+    del result, error
+    lib.settled(source)
+    return refused
+
+
+def needs_legacy(lib: Subject) -> None:
+    """Raise `NotApplicable` if no legacy capsule is taken at all, which `legacy-producer` is about."""
+    lib.needs(lib.tried(lib.source(legacy=True))[1] is None, "it takes no legacy capsules")
+
+
+@check("consumer", "dtypes", "wrong", see="dlpack.h, DLDataTypeCode")
+def import_dtypes(lib: Subject) -> None:
+    """Every dtype comes in with its own name and every bit."""
+    for dtype in lib.dtypes:
+        source = lib.source(dtype)
+        result, error = lib.tried(source)
+        must(error is None, f"{dtype}: {error_line(error)}")
+        lib.holds(result, source)
+
+
+@check("consumer", "dtypes", "wrong")
+def import_narrowing(lib: Subject) -> None:
+    """A dtype that it does not have is refused, never changed to another.
+
+    for dtype in ("int64", "uint64", "float64", "complex128"):
+        try:
+            result = {take}(Source(dtype))
+        except Exception:
+            continue
+        assert Taken(result.__dlpack__()).dtype.name == dtype, (dtype, result.dtype)
+    """
+    changed = []
+    for dtype in (each for each in OTHERS if each not in lib.dtypes):
+        source = Source(dtype, lib.shape(4, 6))
+        result, error = lib.tried(source)
+        if error is None:
+            try:
+                lib.holds(result, source)
+            except Broken as broken:
+                changed.append(str(broken))
+    must(not changed, "; ".join(changed))
+
+
+def _layout(name: str, what: str, shape: tuple[int, ...], strides: tuple[int, ...], severity: str) -> None:
+    def function(lib: Subject) -> str | None:
+        low, high = lib.ndims
+        lib.needs(low <= len(shape) <= high, f"it has {low} to {high} dimensions")
+        return right_or_refused(lib, lib.source("float32", shape, strides=strides))
+
+    function.__doc__ = f"""{what} comes in right, or is refused.
+
+    source = Source("float32", {shape}, {strides})
+    result = {{take}}(source)  # or raises
+    assert Source.read(result) == source.elements()
+    """
+    check("consumer", "layouts", severity, alone=name == "negative", name=f"import-{name}")(function)
+
+
+for _name, (_what, _shape, _strides, _severity) in LAYOUTS.items():
+    _layout(_name, _what, _shape, _strides, _severity)
+
+
+@check("consumer", "layouts", "wrong", see="dlpack.h before 1.2: strides may be NULL")
+def import_null_strides(lib: Subject) -> None:
+    """A legacy capsule without strides is row-major.
+
+    source = Source(legacy=True, null_strides=True)
+    assert Source.read({take}(source)) == source.elements()
+    """
+    needs_legacy(lib)
+    remark = right_or_refused(lib, lib.source(legacy=True, null_strides=True))
+    must(remark is None, f"{remark}: most legacy capsules have no strides")
+
+
+@check("consumer", "layouts", "wrong", see="dlpack.h, DLTensor.byte_offset")
+def import_offset(lib: Subject) -> str | None:
+    """A byte offset is added, or refused.
+
+    for nothing in (False, True):
+        source = Source(byte_offset=64, null_strides=nothing)
+        try:
+            result = {take}(source)
+        except Exception:
+            continue
+        assert Source.read(result) == source.elements()
+    """
+    remarks = []
+    for nbytes in (8, 64):
+        for null_strides in (False, True):
+            remarks.append(right_or_refused(lib, lib.source(byte_offset=nbytes, null_strides=null_strides)))
+    return next((remark for remark in remarks if remark), None)
+
+
+@check("consumer", "layouts", "wrong", see="dlpack.h: no consumer may rely on 256 bytes")
+def import_alignment(lib: Subject) -> None:
+    """Memory at any address that its elements allow comes in right."""
+    for shift in (0, 4, 8, 16, 32, 64):
+        for dtype in ("uint8", "float32", "complex64"):
+            if not lib.dtypes or dtype in lib.dtypes:
+                remark = right_or_refused(lib, lib.source(dtype, shift=shift))
+                must(remark is None, f"{dtype}, {shift} bytes beyond a multiple of 256: {remark}")
+
+
+@check("consumer", "layouts", "fatal")
+def import_misaligned(lib: Subject) -> str | None:
+    """Memory that is not aligned to its elements comes in right, or is refused.
+
+    source = Source(shift=1)
+    result = {take}(source)  # or raises
+    assert Source.read(result) == source.elements()
+    """
+    return right_or_refused(lib, lib.source(shift=1))
+
+
+@check("consumer", "copies", "wrong", see="array API standard, from_dlpack: copy")
+def import_copy_true(lib: Subject) -> None:
+    """`copy=True` gives memory of its own.
+
+    source = Source()
+    result = {take}(source, copy=True)
+    assert Taken(result.__dlpack__()).address != source.address
+    """
+    lib.needs(lib.takes_copy, "its from_dlpack has no copy=")
+    source = lib.source()
+    result = lib.take(source, copy=True)
+    lib.holds(result, source)
+    must(lib.seen(result)[0] != source.address, "copy=True shares the producer's memory")
+
+
+@check("consumer", "copies", "wrong", see="array API standard, from_dlpack: copy")
+def import_copy_false(lib: Subject) -> str | None:
+    """`copy=False` shares the memory, or raises.
+
+    for shift in (0, 4):
+        source = Source(shift=shift)
+        try:
+            result = {take}(source, copy=False)
+        except (BufferError, ValueError):
+            continue
+        assert Taken(result.__dlpack__()).address == source.address
+    """
+    lib.needs(lib.takes_copy, "its from_dlpack has no copy=")
+    remark = None
+    for shift in (0, 4):
+        source = lib.source(shift=shift)
+        result, error = lib.tried(source, copy=False)
+        if error is None:
+            must(lib.seen(result)[0] == source.address, f"copy=False copied, {shift} bytes beyond a multiple of 256")
+        else:
+            must(isinstance(error, BufferError | ValueError), f"copy=False raised {error_line(error)}")
+            remark = f"refused: {type(error).__name__}"
+    return remark
+
+
+def _write(lib: Subject, result: Any, source: Source) -> bool:
+    """Return whether the result can change the producer's memory."""
+    before = source.elements()
+    if lib.write is not None:
+        _, error = attempt(lib.write, result)
+        return error is None and source.elements() != before
+    return lib.may_write(result) and lib.seen(result)[0] == source.address
+
+
+@check("consumer", "read-only", "wrong", see="dlpack.h 1.0: writing is undefined behaviour")
+def import_readonly(lib: Subject) -> str | None:
+    """Read-only memory cannot be written through what comes in.
+
+    from contextlib import suppress
+    source = Source(readonly=True, legacy=False)
+    before = source.elements()
+    with suppress(Exception):
+        result = {take}({argument})
+        {write}
+    assert source.elements() == before, "written to"
+    """
+    for legacy in (False, None):
+        source = lib.source(readonly=True, legacy=legacy)
+        result, error = lib.tried(source if legacy is None else lib.raw(source))
+        if error is None:
+            must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
+            return None
+    return f"refused: {error_line(error)}"
+
+
+@check("consumer", "read-only", "friction")
+def import_legacy_writable(lib: Subject) -> None:
+    """Writable memory stays writable when it comes in a legacy capsule.
+
+    result = {take}(Source(legacy=True))
+    {write}
+    """
+    lib.needs(not lib.immutable, "its arrays are never writable")
+    needs_legacy(lib)
+    source = lib.source(legacy=True)
+    result = lib.take(source)
+    lib.needs(lib.seen(result)[0] == source.address, "it copies")
+    must(_write(lib, result, source), "writable memory in a legacy capsule came in read-only")
+
+
+@check("consumer", "lifetimes", "fatal", see="dlpack.h, DLManagedTensor.deleter")
+def deleter_once(lib: Subject) -> None:
+    """The deleter is called once, when the last user is gone, and not before."""
+    for legacy in (True, False, None):
+        source = lib.source(legacy=legacy)
+        result, error = lib.tried(lib.raw(source, legacy=bool(legacy)) if legacy is not None else source)
+        if error is not None and legacy is not None:
+            continue
+        must(error is None, "even a producer that gives what is asked is refused")
+        (export,) = source.exports[-1:]
+        must(export.consumed, "a capsule was used and kept its name: its destructor frees what is in use")
+        shares = lib.seen(result)[0] == source.address
+        must(not (shares and export.deleted), "the deleter was called while the memory is in use")
+        gc.collect()
+        lib.holds(result, source)
+        must(not (shares and export.deleted), "the deleter was called while the memory is in use")
+        del result
+        lib.settled(source)
+
+
+@check("consumer", "lifetimes", "fatal")
+def view_keeps(lib: Subject) -> None:
+    """A view of what came in keeps the memory."""
+    view_of = lib.views.get("one row")
+    lib.needs(view_of is not None and lib.ndims[1] > 1, "no views of its arrays are known")
+    assert view_of is not None
+    source = lib.source()
+    result = lib.take(source)
+    view, error = attempt(view_of, result)
+    lib.needs(error is None, "it has no such view")
+    inside = source.address <= lib.seen(view)[0] < source.address + 96
+    del result
+    gc.collect()
+    lib.needs(inside, "its views are copies")
+    must(not source.exports[-1].deleted, "the deleter was called while a view uses the memory")
+    must(lib.seen(view)[3] == source.elements()[24:48], "the view shows other elements")
+    del view
+    lib.settled(source)
+
+
+@check("consumer", "lifetimes", "fatal", alone=True, see="dlpack.h: deleter may be NULL")
+def null_deleter(lib: Subject) -> str | None:
+    """A struct without a deleter is taken, and nothing is called.
+
+    for legacy in (True, False):
+        try:
+            result = {take}(Source(legacy=legacy, deleter=False))
+        except Exception:
+            continue
+        del result  # must not end the process
+    """
+    remark = None
+    for legacy in (True, False):
+        source = lib.source(legacy=legacy, deleter=False)
+        result, error = lib.tried(lib.raw(source, legacy=legacy))
+        if error is not None:
+            remark = f"refused: {type(error).__name__}"
+            continue
+        del result
+        gc.collect()
+    return remark
+
+
+@check("consumer", "leaks", "wrong")
+def import_leaks(lib: Subject) -> None:
+    """Memory is released, whichever way an import ends."""
+    sources = []
+    for i in range(300):
+        for options in ({}, {"raises": ValueError("no")}, {"device": (15, 0)}, {"answer": None}, {"legacy": True}):
+            source = lib.source("float32", (4, 6), **options)
+            lib.tried(source)
+            sources.append(source)
+        if i % 100 == 99:
+            twice = [export.deleted for source in sources for export in source.exports if export.deleted > 1]
+            must(not twice, f"a deleter was called {twice[:1]} times")
+            for source in sources[-5:]:
+                lib.settled(source)
+            sources.clear()
+            swept()
+
+    big = Source("uint8" if "uint8" in lib.dtypes else lib.dtypes[0], lib.shape(MIB // 64, 64))
+
+    def once() -> None:
+        copied = {"copy": True} if lib.takes_copy else {}
+        for keywords in ({}, copied):
+            lib.tried(big, **keywords)
+            big.exports.clear()
+            swept()
+
+    none_left(once, "imports of 1 MiB")
+
+
+@check("consumer", "threads", "fatal")
+def race_for_one(lib: Subject) -> None:
+    """Of many threads that are given one capsule, one takes it."""
+    asked = lib.source()
+    lib.take(asked)
+    for _ in range(40):
+        source = lib.source()
+        capsule = source.capsule(legacy=asked.exports[-1].legacy)
+        given = capsule if lib.takes_capsules else lib.source(answer=capsule)
+        made: list[Any] = []
+
+        def take(_: int, given: Any = given, made: list[Any] = made) -> None:
+            made.append(lib.take(given))
+
+        together(take)
+        must(len(made) == 1, f"{len(made)} of 8 threads took the same capsule")
+        made.clear()
+        del capsule, given
+        lib.settled(source)
+
+
+@check("consumer", "threads", "fatal")
+def import_threads(lib: Subject) -> None:
+    """Many threads may import at once."""
+    source = lib.source()
+
+    def work(_: int) -> None:
+        for _ in range(50):
+            lib.holds(lib.take(source), source)
+
+    together_well(work)
+    lib.settled(source)
+
+
+@check("consumer", "threads", "fatal", alone=True)
+def end_holding(lib: Subject) -> None:
+    """The process ends well while arrays that came in are still held."""
+
+    def held() -> Any:
+        memory = bytearray(lib.source().elements())
+        dtype = lib.source().dtype.name
+        address = api.convert(memory, to="dlx").data_ptr
+        return lib.take(from_pointer(address, lib.shape(4, 6), dtype, owner=memory))
+
+    cycle: list[Any] = [held()]
+    cycle.append(cycle)
+    builtins.held_by_the_kit = held()  # type: ignore[attr-defined]
+    started = threading.Event()
+
+    def stay(array: Any) -> None:
+        started.set()
+        threading.Event().wait()
+        del array
+
+    threading.Thread(target=stay, args=(held(),), daemon=True).start()
+    started.wait()
+
+
+# ---- invalid capsules: it raises, and never ends the process --------------------------------------------------------
+
+# A refused capsule is not consumed: it keeps its name, or its deleter is called once.
+UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process
+
+
+def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
+    result, error = lib.tried(argument)
+    if error is None:
+        UNTOUCHED.append((argument, result))
+    must(error is not None, f"{what} was taken")
+    remark = f"refused: {error_line(error)}"
+    del error
+    lib.settled(source)
+    return remark
+
+
+@check("consumer", "versions", "fatal", alone=True, see="dlpack.h, DLPackVersion")
+def other_major(lib: Subject) -> str:
+    """A capsule of another major version is refused, and nothing beyond its flags is read.
+
+    source = Source(version=(2, 0), legacy=False)
+    result = {take}({argument})  # or raises
+    raise AssertionError("a capsule of DLPack 2.0 was taken")
+    """
+    for poisoned in (False, True):
+        source = lib.source(version=(2, 0), poisoned=poisoned, legacy=False)
+        remark = _refused(lib, lib.raw(source), source, "a capsule of DLPack 2.0")
+    return remark
+
+
+@check("consumer", "refusals", "fatal", see="DLPack, Python specification: names")
+def wrong_name(lib: Subject) -> str:
+    """A capsule of another name is refused, and not touched."""
+    source = lib.source(name=b"dltensor_other")
+    return _refused(lib, lib.raw(source), source, "a capsule named 'dltensor_other'")
+
+
+@check("consumer", "refusals", "fatal", see="DLPack, Python specification: used capsules")
+def used_capsule(lib: Subject) -> str:
+    """A capsule is consumed once; the second time it is refused."""
+    remark = ""
+    for legacy in (True, False):
+        source = lib.source()
+        capsule = source.capsule(legacy=legacy)
+        again = lib.source(answer=capsule)
+        given = capsule if lib.takes_capsules else again
+        first, error = lib.tried(given)
+        if error is not None:
+            continue
+        second, error = lib.tried(given)
+        must(error is not None, "the same capsule was taken twice")
+        remark = f"refused: {error_line(error)}"
+        del first, second, error
+        lib.settled(source)
+    lib.needs(remark, "it takes no such capsule even once")
+    return remark
+
+
+@check("consumer", "refusals", "wrong", alone=True, see="plain safety: what is read is made up")
+def null_data(lib: Subject) -> str:
+    """A null pointer where there are elements is refused.
+
+    result = {take}(Source(data=0))  # or raises
+    raise AssertionError("an array over no memory was made")
+    """
+    source = lib.source(data=0)
+    return _refused(lib, source, source, "a null pointer with 24 elements")
+
+
+@check("consumer", "refusals", "fatal", alone=True)
+def negative_extent(lib: Subject) -> str:
+    """A negative extent is refused.
+
+    result = {take}(Source(claims=(-4,)))  # or raises
+    raise AssertionError("an array of -4 elements was made")
+    """
+    source = lib.source("float32", (4,), claims=(-4,), strides=(1,))
+    return _refused(lib, source, source, "a shape of (-4,)")
+
+
+@check("consumer", "refusals", "fatal", alone=True)
+def overflow(lib: Subject) -> str:
+    """A size that does not fit 63 bits is refused.
+
+    result = {take}(Source(claims=(2**62,)))  # or raises
+    raise AssertionError("an array of 2**62 elements was made")
+    """
+    shape, claims, strides = ((4, 6), (2**62, 16), (16, 1)) if lib.ndims[1] > 1 else ((4,), (2**62,), (1,))
+    source = lib.source("float32", shape, claims=claims, strides=strides)
+    return _refused(lib, source, source, f"a shape of {claims}")
+
+
+@check("consumer", "refusals", "fatal", alone=True, see="plain safety: a device address is no pointer")
+def other_device(lib: Subject) -> str:
+    """Memory of a device that it does not have is refused, or kept as what it is; it is not read.
+
+    source = Source(device=(15, 0), says=(1, 0), data=4096)  # WebGPU memory, of a producer that says it is the host's
+    result = {take}(source)  # or raises
+    assert result.__dlpack_device__()[0] == 15, "taken for host memory"
+    """
+    for says in (None, (1, 0)):
+        source = lib.source(device=(15, 0), says=says, data=0x1000)
+        result, error = lib.tried(source)
+        if error is None:
+            UNTOUCHED.append((source, result))  # the result goes first
+            kind, _ = result.__dlpack_device__()
+            must(int(kind) == 15, f"WebGPU memory was taken for memory of device type {int(kind)}")
+            remark = "kept as WebGPU memory"
+        else:
+            remark = f"refused: {error_line(error)}"
+    return remark
+
+
+@check("consumer", "lifetimes", "wrong", see="DLPack, Python specification: capsule destructor")
+def refusal_releases(lib: Subject) -> str:
+    """What is refused is not consumed, and not leaked."""
+    refused = 0
+    for options in (
+        {"code": (99, 32, 1)}, {"code": (2, 32, 3)}, {"code": (2, 24, 1)}, {"code": (3, 64, 1)},
+        {"byte_offset": 3}, {"shift": 3}, {"version": (2, 0)},
+    ):  # fmt: skip
+        for legacy in (True, False):
+            source = lib.source(legacy=legacy, **options)
+            result, error = lib.tried(lib.raw(source, legacy=legacy))
+            refused += error is not None
+            if error is None:
+                UNTOUCHED.append((source, result))
+                continue
+            del result, error
+            lib.settled(source)
+    lib.needs(refused, "it refuses none of these")
+    return f"{refused} refusals"
+
+
+class Inside(Exception):
+    """An error that only a producer could have raised."""
+
+
+@check("consumer", "versions", "friction", see="array API standard, from_dlpack")
+def asks_for_version(lib: Subject) -> None:
+    """It asks for a versioned capsule, so that the producer can say what it must.
+
+    source = Source()
+    {take}(source)
+    assert "max_version" in source.calls[0], source.calls
+    """
+    source = lib.source()
+    lib.take(source)
+    must(source.calls, "__dlpack__ was not called at all")
+    version = source.calls[0].get("max_version")
+    must(version is not None, f"it asks with {source.calls[0] or 'no keyword'}: legacy capsules only")
+    must(isinstance(version, tuple) and len(version) == 2 and version[0] >= 1, f"it asks with max_version={version!r}")
+
+
+@check("consumer", "keywords", "refuses", see="array API standard, __dlpack__: stream")
+def asks_without_stream(lib: Subject) -> None:
+    """On the host it gives no stream."""
+    source = lib.source()
+    lib.take(source)
+    streams = [call["stream"] for call in source.calls if "stream" in call]
+    must(not streams, f"it gives stream={streams[:1]} to a producer on the host")
+
+
+@check("consumer", "versions", "refuses", see="array API standard 2021.12, __dlpack__")
+def old_producer(lib: Subject) -> None:
+    """A producer from before DLPack 1.0, which knows `stream` only, is understood.
+
+    {take}(OldSource())
+    """
+    source = lib.source(kind=OldSource)
+    lib.holds(lib.take(source), source)
+
+
+@check("consumer", "versions", "refuses", see="array API standard: verify what was returned")
+def legacy_producer(lib: Subject) -> None:
+    """A producer that answers with a legacy capsule whatever is asked is understood.
+
+    {take}(Source(legacy=True))
+    """
+    source = lib.source(legacy=True)
+    lib.holds(lib.take(source), source)
+
+
+@check("consumer", "versions", "refuses", see="dlpack.h: minor versions are compatible")
+def newer_minor(lib: Subject) -> None:
+    """A capsule of a later minor version is understood."""
+    source = lib.source(version=(1, 99))
+    lib.holds(lib.take(source), source)
+
+
+@check("consumer", "errors", "friction", see="array API standard, from_dlpack: fall-back")
+def asked_once(lib: Subject) -> None:
+    """A producer that fails with TypeError is asked at most once more, as the standard describes.
+
+    source = Source(raises=TypeError("of the producer's own"))
+    try:
+        {take}(source)
+    except Exception:
+        pass
+    assert len(source.calls) <= 2, f"asked {len(source.calls)} times"
+    """
+    source = lib.source(raises=TypeError("of the producer's own"))
+    _, error = lib.tried(source)
+    must(len(source.calls) <= 2, f"a producer that raises TypeError is asked {len(source.calls)} times")
+    must(error is not None, "the producer's TypeError is swallowed")
+
+
+@check("consumer", "errors", "friction")
+def errors_shown(lib: Subject) -> None:
+    """What a producer raises is shown, and it is not asked again.
+
+    source = Source(raises=ZeroDivisionError("of the producer's own"))
+    try:
+        {take}(source)
+    except BaseException as error:
+        found = error
+    assert isinstance(found, ZeroDivisionError) or isinstance(found.__cause__, ZeroDivisionError), found
+    assert len(source.calls) == 1
+    """
+    source = lib.source(raises=Inside("of the producer's own"))
+    _, error = lib.tried(source)
+    must(error is not None, "the producer's exception is swallowed")
+    chain: list[BaseException] = []
+    found = error
+    while found is not None:
+        chain.append(found)
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    must(any(isinstance(each, Inside) for each in chain), f"the producer's exception is lost: {error_line(error)}")
+    must(len(source.calls) == 1, f"it is asked {len(source.calls)} times")
+
+
+@check("consumer", "refusals", "fatal")
+def not_a_capsule(lib: Subject) -> None:
+    """A producer that answers with something else is refused."""
+    for answer in (None, 17, object()):
+        result, error = lib.tried(lib.source(answer=answer))
+        must(error is not None, f"a producer that returns {answer!r} gave {result!r}")
+
+
+@check("consumer", "refusals", "fatal")
+def no_producer(lib: Subject) -> None:
+    """An object that is no producer is refused."""
+    assert lib.from_dlpack is not None
+    for obj in (None, 1.5, object(), Source):
+        result, error = attempt(lib.from_dlpack, obj)
+        must(error is not None, f"{obj!r} gave {result!r}")

@@ -1,1 +1,0 @@
-"""The libraries that the kit grades by name, described as data."""
