@@ -136,10 +136,7 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 @functools.cache
 def _borrowed() -> Any:
-    """Return cupy's wrapper around a stream of another, without its DeprecationWarning.
-
-    What cupy 14 says to use instead destroys the stream in the end. Filters of warnings belong to all threads.
-    """
+    """Return cupy's wrapper of a foreign stream without its DeprecationWarning: what replaces it destroys streams."""
     plain = sys.modules["cupy"].cuda.ExternalStream
 
     class Borrowed(plain):  # type: ignore[valid-type, misc]

@@ -272,15 +272,7 @@ def _compile(dtypes: DTypes, imported: Callable[[Tensor], Any], function: Any) -
 
 
 def support(dtypes: DTypes, imported: Callable[[Tensor], Any]) -> GradSupport:
-    """Return how jax differentiates.
-
-    Parameters
-    ----------
-    dtypes
-        Those of the adapter.
-    imported
-        ``imported(tensor)`` gives jax's array for a tensor of the host, None where `dlx.convert` must be asked.
-    """
+    """Return how jax differentiates; ``imported(tensor)`` returns an array over a host tensor, or None if it cannot."""
     return GradSupport(
         _is_tracked,
         _is_differentiable,

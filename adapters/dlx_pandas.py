@@ -35,10 +35,7 @@ def _is_long(dtype: Any) -> bool:
 
 
 def _shared(series: Any) -> Tensor | None:
-    """Return a tensor over the array of numpy that a Series is made of; None where it is made of something else.
-
-    ``_values`` is what ``.to_numpy()`` gives a view of, at a tenth of its time; without it Arrow's interface serves.
-    """
+    """Return a tensor over the numpy array of a Series or None; ``_values`` is 10 times faster than ``.to_numpy()``."""
     values: Any = getattr(series, "_values", None)
     if type(values) is not sys.modules["numpy"].ndarray:
         return None

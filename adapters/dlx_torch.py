@@ -663,10 +663,7 @@ def _storage(obj: Any) -> Any:
 
 
 def _freeze(torch: Any, storage: Any) -> None:
-    """Forbid a storage to be resized, which would move its memory away under a consumer.
-
-    torch does so itself in `t.numpy()` and has no other interface for it.
-    """
+    """Forbid a storage to be resized, as `t.numpy()` does: torch has no other interface for it."""
     if "numpy" not in sys.modules:
         return
     with _plainly(torch):

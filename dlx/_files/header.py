@@ -34,15 +34,7 @@ SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
 
 
 class File:
-    """A regular file that is opened once: what is parsed is what is mapped.
-
-    Raises
-    ------
-    FileError
-        If it is no regular file, empty, or a link to a file that does not exist.
-    OSError
-        If it cannot be opened.
-    """
+    """A regular file that is opened once: what is parsed is what is mapped."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -125,13 +117,7 @@ class Contents(NamedTuple):
 
 
 def exactly(file: BinaryIO | Any, count: int) -> bytes:
-    """Return the next `count` bytes of a file's header.
-
-    Raises
-    ------
-    FileError
-        If the file ends before.
-    """
+    """Return the next `count` bytes of a file's header; raise `FileError` if the file ends before."""
     parts: list[bytes] = []
     missing = count
     while missing and (part := file.read(missing)):
@@ -151,13 +137,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
-    """Return where the last array ends; the first one begins at `start`, or after it where there may be gaps.
-
-    Raises
-    ------
-    FileError
-        If two overlap, or leave a gap where `gaps` is false.
-    """
+    """Return where the last array ends; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
     at = start
     for entry in sorted(entries, key=lambda each: (each.offset or 0, each.nbytes or 0)):
         begin = entry.offset or 0
@@ -185,13 +165,7 @@ def unreadable(package: str, error: Exception) -> Exception:
 
 
 def needed(package: str, kind: str) -> Any:
-    """Import what reads a kind of file.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is not installed, or fails to import.
-    """
+    """Import the package that reads a kind of file, or raise `FrameworkNotInstalledError`."""
     if importlib.util.find_spec(package) is None:
         raise FrameworkNotInstalledError(
             f"{kind} files are read by {package}, which is not installed", fix=f"Install it: pip install {package}."

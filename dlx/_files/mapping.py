@@ -87,17 +87,7 @@ class Archive(Mapping[Any, Any]):
 
 
 def mapped(path: Path, *, private: bool = False) -> Archive:
-    """Return the mapping over a saved file; `private`: over pages that may be written to, and are then copied.
-
-    Raises
-    ------
-    FileError
-        If the file is none that dlx maps, is damaged, or says what cannot be.
-    FrameworkNotInstalledError
-        If the library that reads its kind is not installed.
-    OSError
-        If it cannot be opened.
-    """
+    """Return the mapping over a saved file; with `private`, over pages that are copied when they are written to."""
     with opened(path) as file:
         kind = kind_of(file)
         if kind == ".parquet":

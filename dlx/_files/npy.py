@@ -195,13 +195,7 @@ class _Bounded(io.BufferedReader):
 
 @contextlib.contextmanager
 def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file.
-
-    Raises
-    ------
-    FileError
-        If it is damaged, or claims more than dlx reads.
-    """
+    """Open a zip file; raise `FileError` if it is damaged, or claims more than dlx reads."""
     try:
         raw = io.FileIO(file.handle.fileno(), closefd=False)
         with _Bounded(raw) as bounded, zipfile.ZipFile(bounded) as archive:

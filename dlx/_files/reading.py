@@ -30,15 +30,7 @@ ENDS = (*_BY_NAME, *_TORCH[:-1])
 
 @contextmanager
 def opened(path: Path) -> Iterator[File]:
-    """Open a file, or the index of the checkpoint in a folder; errors about it name it.
-
-    Raises
-    ------
-    FileError
-        If it is none that dlx reads.
-    OSError
-        If it cannot be opened.
-    """
+    """Open a file, or the index of the checkpoint in a folder; errors about it name it."""
     try:
         other = other_folder(path) if path.is_dir() else None
         if other is not None:
@@ -51,13 +43,7 @@ def opened(path: Path) -> Iterator[File]:
 
 
 def kind_of(file: File) -> str:
-    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous.
-
-    Raises
-    ------
-    FileError
-        If dlx does not read it; the error says what the file is, if its first bytes tell.
-    """
+    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous."""
     start, name, suffix = os.pread(file.handle.fileno(), FIRST, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
@@ -129,18 +115,7 @@ def _reader(kind: str) -> Callable[[File], Contents]:
 
 @contextmanager
 def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
-    """Read the header of a file, and of those that an index names.
-
-    Parameters
-    ----------
-    file, kind
-        As `opened` and `kind_of` give them; a kind that is not in `OBJECTS`.
-
-    Returns
-    -------
-    list of (File, Contents)
-        The file itself first. The files are closed when the context is left; what is mapped stays mapped.
-    """
+    """Yield a file and its contents, then those of the files that an index names; they are closed afterwards."""
     if kind != INDEX:
         yield [(file, _reader(kind)(file))]
         return

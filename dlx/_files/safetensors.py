@@ -120,13 +120,7 @@ def _stored(name: str, stated: Any, start: int) -> Stored:
 
 
 def index_in(folder: Path) -> Path:
-    """Return the index of the checkpoint in a folder, or its only .safetensors file.
-
-    Raises
-    ------
-    FileError
-        If there is no such file, or more than one.
-    """
+    """Return the index of the checkpoint in a folder, or its only .safetensors file."""
     names = sorted(each.name for each in folder.iterdir())
     found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
     shard = re.fullmatch(r".*-(\d{5})-of-(\d{5})\.safetensors", found[0]) if len(found) == 1 else None

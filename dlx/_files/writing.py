@@ -256,15 +256,5 @@ FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]] = 
 def write(
     file: BinaryIO, kind: str, items: Sequence[Item], metadata: dict[str, str], advance: Callable[[int], object]
 ) -> None:
-    """Write arrays to a file in a format of `FORMATS`.
-
-    Raises
-    ------
-    DTypeError
-        If the format lacks a dtype.
-    FileError
-        If it cannot hold these arrays.
-    FrameworkNotInstalledError
-        If it is written by a library that is not installed.
-    """
+    """Write arrays to a file in a format of `FORMATS`."""
     FORMATS[kind](_Output(file, advance), items, metadata)

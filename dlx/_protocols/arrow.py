@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, Device, DType
+from dlx._core.types import READ_ONLY, Device, DType, row_major
 from dlx._protocols.dlpack import answered
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
@@ -68,38 +68,14 @@ class Type(NamedTuple):
 FIXED_SHAPE = "arrow.fixed_shape_tensor"
 
 _NAMES = {
-    "n": "null",
-    "b": "bool",
-    "e": "halffloat",
-    "f": "float",
-    "g": "double",
-    "c": "int8",
-    "s": "int16",
-    "i": "int32",
-    "l": "int64",
-    "C": "uint8",
-    "S": "uint16",
-    "I": "uint32",
-    "L": "uint64",
-    "z": "binary",
-    "Z": "large_binary",
-    "vz": "binary_view",
-    "u": "string",
-    "U": "large_string",
-    "vu": "string_view",
-    "tdD": "date32[day]",
-    "tdm": "date64[ms]",
-    "tiM": "interval[month]",
-    "tiD": "interval[day, time]",
-    "+l": "list",
-    "+L": "large_list",
-    "+vl": "list_view",
-    "+vL": "large_list_view",
-    "+s": "struct",
-    "+m": "map",
-    "+r": "run_end_encoded",
-    "tin": "month_day_nano_interval",
-}
+    "n": "null", "b": "bool", "e": "halffloat", "f": "float", "g": "double",
+    "c": "int8", "s": "int16", "i": "int32", "l": "int64", "C": "uint8", "S": "uint16", "I": "uint32", "L": "uint64",
+    "z": "binary", "Z": "large_binary", "vz": "binary_view", "u": "string", "U": "large_string", "vu": "string_view",
+    "tdD": "date32[day]", "tdm": "date64[ms]",
+    "tiM": "interval[month]", "tiD": "interval[day, time]", "tin": "month_day_nano_interval",
+    "+l": "list", "+L": "large_list", "+vl": "list_view", "+vL": "large_list_view",
+    "+s": "struct", "+m": "map", "+r": "run_end_encoded",
+}  # fmt: skip
 _UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
 
 
@@ -111,64 +87,22 @@ def _name(text: str) -> str:
     if head[:2] in ("tt", "ts", "tD") and head[2:] in _UNITS:
         name = {"tt": "time32" if head[2:] in "sm" else "time64", "ts": "timestamp", "tD": "duration"}[head[:2]]
         return f"{name}[{_UNITS[head[2:]]}{f', tz={rest}' if rest else ''}]"
-    names = {
-        "d": "decimal({})",
-        "w": "fixed_size_binary[{}]",
-        "+w": "fixed_size_list[{}]",
-        "+ud": "union",
-        "+us": "union",
-    }
+    sized = {"d": "decimal({})", "w": "fixed_size_binary[{}]", "+w": "fixed_size_list[{}]"}
+    names = {**sized, "+ud": "union", "+us": "union"}
     return names.get(head, f"of format {text!r}").format(rest)
 
 
 class Column:
-    """A column of a table, or what a whole array, series or column gives out.
-
-    Attributes
-    ----------
-    kind
-        The type of the object that it comes from.
-    number
-        Of the table's columns; -1 for what is no table.
-    type
-        Its Arrow type.
-    dtype
-        Of its values; None where they are no numbers.
-    shape, strides
-        As they will be; without a dtype, that of the length only.
-    address
-        Where its first chunk begins; 0 where it has no element, or no dtype.
-    device
-        Where it is.
-    n_nulls, n_chunks
-        How many nulls there are, at the outermost level that has any; how many batches have elements.
-    is_packed
-        Whether it has bools, eight to a byte.
-    """
-
-    __slots__ = (
-        "_data",
-        "_permuted",
-        "address",
-        "device",
-        "dtype",
-        "is_packed",
-        "kind",
-        "n_chunks",
-        "n_nulls",
-        "number",
-        "shape",
-        "strides",
-        "type",
-    )
+    """A column of a table, or the whole of an array, series or column."""
 
     def __init__(self, data: object, number: int, kind: type, described: Type) -> None:
-        self._data, self.number, self.kind, self.type = data, number, kind, described
+        self._data, self.number = data, number  # of the table's columns; -1: it is no table
+        self.kind, self.type = kind, described  # the type of the object that it comes from, and the Arrow type
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))
-        self.dtype = DType(dtype) if known else None
+        self.dtype = DType(dtype) if known else None  # None, and only a length and no address, if they are not numbers
         self.shape: tuple[int, ...] = shape if known else shape[:1]
-        self.strides = _row_major(self.shape)
+        self.strides = row_major(self.shape)
         self.address: int = address if known else 0
         self.device = Device(*device)
         self._permuted = described.extension == FIXED_SHAPE and known
@@ -201,10 +135,6 @@ class Table(dict[str, Column]):
     """The columns of a table or data frame, by name."""
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
 def _levels(described: Type) -> list[Type]:
     """Return a type and those below it down to its values, a fixed-shape tensor as the outermost one left out."""
     levels, inner = [], described
@@ -233,7 +163,7 @@ def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, .
             raise ValueError(f"shape {inner} and permutation {order} for {math.prod(stored[1:])} values")
     except Exception as error:
         raise foreign_error(f"the metadata of {FIXED_SHAPE} are wrong:", error, ProtocolError) from error
-    steps = _row_major(inner)
+    steps = row_major(inner)
     return (stored[0], *(inner[i] for i in order)), (math.prod(inner), *(steps[i] for i in order))
 
 
@@ -243,13 +173,7 @@ def speaks(kind: type) -> bool:
 
 
 def method_of(kind: type) -> str:
-    """Return the method of Arrow's that objects of a type are asked by.
-
-    Raises
-    ------
-    LayoutError
-        If they can be read only once.
-    """
+    """Return the Arrow method to call on objects of a type; raise `LayoutError` if they can be read only once."""
     if hasattr(kind, "__next__") or hasattr(kind, "read_all"):
         raise LayoutError(
             "it is a stream of batches, which can be read only once",
@@ -286,15 +210,7 @@ def column(obj: Any) -> Column:
 
 
 def opened(obj: Any) -> Column | Table:
-    """Return the columns of a table, by name, or the only one of anything else.
-
-    Raises
-    ------
-    LayoutError
-        If two columns have one name, or the object is a stream.
-    ProtocolError
-        If what it gives out contradicts itself.
-    """
+    """Return the columns of a table by name, or the only one of anything else."""
     data, described = _open(obj)
     if described.format != "+s" or described.has_dictionary or described.extension:
         return Column(data, -1, type(obj), described)
@@ -360,15 +276,7 @@ def _in_pyarrow(column: Column) -> tuple[str, str, str]:
 
 
 def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
-    """Return (reason, fix) for a column whose type is not one number per value.
-
-    Parameters
-    ----------
-    column
-        The column.
-    shown
-        What the object's package calls its type.
-    """
+    """Return (reason, fix) for a column without numbers; `shown` is how its package names its type."""
     described, package = column.type, _package_of(column.kind)
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)

@@ -37,10 +37,7 @@ _ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
 
 
 def device_of(obj: Any) -> Device | None:
-    """Return what ``__dlpack_device__`` says, as numbers; None where the object has none.
-
-    The answer may differ from the capsule's device (torch's pinned memory, arrays that numpy imported).
-    """
+    """Return what ``__dlpack_device__`` says, or None; the capsule's device may differ (torch's pinned memory)."""
     ask = getattr(type(obj), "__dlpack_device__", None)
     if ask is None:
         return None
@@ -65,10 +62,7 @@ _NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_
 
 
 def why_no_numbers(obj: Any) -> str:
-    """Return why an object's elements are no numbers, by its ``dtype`` attribute; empty where that says nothing of it.
-
-    Asked of generic producers, before their ``__dlpack__`` is called.
-    """
+    """Return why elements are not numbers, by their ``dtype``, before ``__dlpack__`` is called; else nothing."""
     try:
         dtype = getattr(obj, "dtype", None)
     except MemoryError:
@@ -92,28 +86,7 @@ def no_numbers(dtype: Any) -> str:
 
 
 def export(obj: Any, *, stream: int | None = None) -> Tensor:
-    """Ask an object for its capsule, once, and take ownership of what is in it.
-
-    Parameters
-    ----------
-    obj
-        Anything whose type has ``__dlpack__``: with all keywords of the standard, with ``stream`` only, or with none.
-    stream
-        The consumer's stream; None on the host, where no keyword is sent (numpy refuses even -1).
-
-    Raises
-    ------
-    ConversionError
-        If the producer raises; its error is the cause.
-    ProtocolError
-        If what comes back is no fresh DLPack capsule of major version 1, or a broken one.
-
-    Notes
-    -----
-    Keywords are those of the array API standard's ``__dlpack__``. A signature is learnt once per type, so that a
-    `TypeError` raised inside a producer is never taken for an old signature; only where it cannot be read may the
-    very first call be repeated, and only on "unexpected keyword argument".
-    """
+    """Ask an object for its capsule, once, and claim it; on the host without a stream, since numpy refuses even -1."""
     try:
         answer = native.producer_answer(obj)
         if answer is not None and stream is None:  # the fast path has called it

@@ -32,19 +32,7 @@ def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DT
 
 
 def buffer(obj: Any) -> Tensor:
-    """Return a tensor over anything with the buffer protocol; the buffer is held until the tensor is released.
-
-    Raises
-    ------
-    DTypeError
-        If the format is not one number per element, or in the other byte order.
-    LayoutError
-        If the buffer is indirect, or its strides are not whole elements.
-
-    Notes
-    -----
-    Formats are those of PEP 3118.
-    """
+    """Return a tensor over an object with the buffer protocol (PEP 3118); it holds the buffer until it is released."""
     try:
         view = memoryview(obj)
     except (BufferError, ValueError) as error:
@@ -133,15 +121,7 @@ def _interface_address(data: Any, name: str) -> tuple[int, bool]:
 
 
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__array_interface__`` (version 3), its read-only bit honoured.
-
-    Raises
-    ------
-    ProtocolError
-        If the description is incomplete, or its numbers are none.
-    DTypeError, LayoutError
-        If it describes what DLPack cannot: masks, other byte order, structures, strides that are not whole elements.
-    """
+    """Return a tensor over an object with ``__array_interface__`` (version 3), read-only as that says."""
     name = "__array_interface__"
     entries, shape, strides, dtype, itemsize = _entries(interface, name)
     data = entries.get("data")
@@ -167,17 +147,7 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
 
 
 def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__cuda_array_interface__`` (versions 2 and 3); the driver says where it is.
-
-    Raises
-    ------
-    ProtocolError
-        If the description is incomplete, or the address is none of CUDA's.
-    DTypeError, LayoutError
-        As `array_interface`.
-    DeviceError
-        If there is no driver to ask.
-    """
+    """Return a tensor over an object with ``__cuda_array_interface__`` (2 and 3); the driver says where it is."""
     name = "__cuda_array_interface__"
     entries, shape, strides, dtype, itemsize = _entries(interface, name)
     address, readonly = _interface_address(entries.get("data"), name)
@@ -189,12 +159,7 @@ def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
 
 
 def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream | None:
-    """Return the stream that ``__cuda_array_interface__`` asks consumers to wait for; None where it asks for none.
-
-    Notes
-    -----
-    Version 3 has the key ``stream``. Before it, work was understood to be on the legacy stream.
-    """
+    """Return the stream to wait for by ``__cuda_array_interface__``, or None; before version 3 the legacy one."""
     if int(interface.get("version", 0)) < 3:
         return Stream(device, lib.DLX_STREAM_LEGACY)
     said = interface.get("stream")

@@ -47,15 +47,7 @@ class Pointer:
 
 
 def look_at(ptr: Any) -> Pointer:
-    """Return what a pointer says about itself; its memory is not read.
-
-    Raises
-    ------
-    TypeError
-        If it is no pointer. Objects with ``__index__`` are none either: a 0-d array is a number, not an address.
-    ValueError
-        If it is a number that no address can be.
-    """
+    """Return what a pointer says about itself; a 0-d array is a number, not an address, so ``__index__`` is refused."""
     if ptr is None:
         return Pointer(0)
     if isinstance(ptr, int) and not isinstance(ptr, bool):

@@ -36,17 +36,7 @@ _TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} lev
 
 
 def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
-    """Return the nodes of a tree, and its names.
-
-    Parameters
-    ----------
-    tree
-        The tree.
-    number
-        Of each of its arrays, the number that it has in the segments.
-    fail
-        Called with an error, and the path, for what is neither array nor container nor plain data.
-    """
+    """Return the nodes and names of a tree, by the `number` of each array; `fail` gets errors and paths."""
     found = list(tree.nodes())
     at: dict[int, Any] = {}  # number of a node -> its number in the text, or the child that stands for it
 
@@ -108,13 +98,7 @@ def _row(children: list[Any]) -> Any:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return plain data as JSON says it.
-
-    Raises
-    ------
-    ConversionError
-        If it is something else.
-    """
+    """Return plain data as JSON writes it; raise `ConversionError` for anything else."""
     kind = type(value)
     if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
         return value
@@ -138,10 +122,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _unhashable(nodes: list[Any]) -> int | None:
-    """Return the number of a set with a member whose hash would recurse too deep, or be of too much, if there is one.
-
-    Tuples that hold themselves count as too deep.
-    """
+    """Return the number of a set with a member whose hash would recurse too deep or be too large, if there is one."""
     height: dict[int, int] = {}  # of tuples and frozensets that were seen; those that are open have MAX_DEPTH
     weight: dict[int, int] = {}
     for number, (kind, _, children) in enumerate(nodes):
@@ -177,13 +158,7 @@ def _inner(nodes: list[Any], children: Any) -> list[int]:
 
 
 def decoded(said: Any, names: bytes, arrays: list[Any]) -> Any:
-    """Return the tree that a text describes, with these names, around its arrays.
-
-    Raises
-    ------
-    HandleError
-        If it describes none.
-    """
+    """Return the tree that a text describes, with names and arrays; raise `HandleError` if it describes none."""
     try:
         root, nodes = said
         if type(root) is int and root < 0:
@@ -288,13 +263,7 @@ def _value(said: Any, depth: int = 0) -> Any:
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """Return a text as JSON.
-
-    Raises
-    ------
-    HandleError
-        If it is none.
-    """
+    """Return a text as JSON, or raise `HandleError`."""
     try:
         said = json.loads(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:

@@ -32,34 +32,18 @@ NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DES
 
 
 class Memory:
-    """One allocation on a device, of this process or opened by it.
-
-    Attributes
-    ----------
-    device, address, size
-        Where it is, and its bytes.
-    kind, key
-        How others open it: by a handle, as text, or by a descriptor, with a name for it that nobody can guess.
-    descriptor
-        The descriptor, or None.
-    owner
-        What ends it; None where it is somebody else's.
-    """
+    """One allocation on a device, of this process or opened by it."""
 
     __slots__ = ("__weakref__", "address", "descriptor", "device", "key", "kind", "owner", "size")
 
     def __init__(self, device: Device, address: int, size: int, kind: int, key: str = "", owner: Any = None) -> None:
-        self.device, self.address, self.size, self.kind, self.key, self.owner = device, address, size, kind, key, owner
+        self.device, self.address, self.size = device, address, size
+        self.kind, self.key = kind, key  # others open it by a handle, as text, or by a descriptor and a secret
         self.descriptor: Descriptor | None = None
+        self.owner = owner  # releases the memory; None if another object does
 
     def written(self) -> list[Any]:
-        """Return what a description says of it: builtin values.
-
-        Raises
-        ------
-        DeviceError
-            If the driver fails.
-        """
+        """Return the builtin values that describe it to other processes."""
         if not self.key:
             handle, fd = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("int *", -1)
             cuda.check(lib.dlx_ipc_export(self.device.id, self.address, self.kind, handle, fd))
@@ -79,13 +63,7 @@ def _uuid(device: Device) -> str:
 
 
 def _device(uuid: str) -> Device:
-    """Return the device of that name in this process.
-
-    Raises
-    ------
-    DeviceError
-        If this process does not see it, or has no driver.
-    """
+    """Return the device with a UUID in this process, or raise `DeviceError`."""
     count = ffi.new("int32_t *")
     cuda.check(lib.dlx_cuda_count(count))
     for number in range(count[0]):
@@ -102,13 +80,7 @@ def _device(uuid: str) -> Device:
 
 
 def found(device: Device, low: int, high: int) -> Memory | None:
-    """Return the allocation that a range of addresses is in; None where others cannot open it.
-
-    Raises
-    ------
-    DeviceError
-        If the driver fails, or is too old.
-    """
+    """Return the allocation that a range of addresses is in; None if others cannot open it."""
     for each in list(_opened.values()):  # it is passed on as it came
         if each.device == device and each.address <= low and high <= each.address + each.size:
             return each
@@ -120,13 +92,7 @@ def found(device: Device, low: int, high: int) -> Memory | None:
 
 
 def empty(device: Device, nbytes: int) -> Memory:
-    """Return fresh memory that others can open.
-
-    Raises
-    ------
-    DeviceError
-        If the driver has none, or no memory of this device can be shared.
-    """
+    """Return fresh memory that others can open."""
     owner, address = ffi.new("void **"), ffi.new("uintptr_t *")
     cuda.check(lib.dlx_ipc_empty(device.id, nbytes, owner, address))
     keep = ffi.gc(owner[0], lib.dlx_ipc_release)
@@ -246,24 +212,7 @@ class Attached:
 
 
 def opened(pid: int, said: Any, given: int | None) -> Memory:
-    """Return an allocation of another process; it is opened once.
-
-    Parameters
-    ----------
-    pid
-        The process that shared it.
-    said
-        As `Memory.written` says it.
-    given
-        A descriptor of it that was received, or None.
-
-    Raises
-    ------
-    HandleError
-        If it is none, or gone, or cannot be reached.
-    DeviceError
-        If there is no such device here.
-    """
+    """Return an allocation that `Memory.written` describes, opened once; `given` is a received descriptor of it."""
     kind, uuid, size, key, fd = said
     if kind not in (HANDLE, DESCRIPTOR) or {type(uuid), type(key)} != {str} or {type(size), type(fd)} != {int}:
         raise HandleError("its description names no memory of a device")
@@ -305,13 +254,7 @@ def _taken(pid: int, fd: int, given: int | None) -> Descriptor:
 
 
 def waited(said: Any) -> dict[Device, Any]:
-    """Wait, on dlx's own streams, for the events of a description; return when memory is ready, by device.
-
-    Raises
-    ------
-    HandleError
-        If they are none.
-    """
+    """Wait for the events of a description on dlx's own streams; return when memory is ready, by device."""
     points = {}
     for uuid, key in said:
         handle = bytes.fromhex(key)

@@ -92,15 +92,7 @@ def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None)
 
 
 def segment_of(handle: Any, given: int | None, access: int) -> Segment:
-    """Return the segment that a handle stands for; `given` is a descriptor of it that was received.
-
-    `access` is as in `opened`.
-
-    Raises
-    ------
-    HandleError
-        If the handle is none, or what it stands for is gone.
-    """
+    """Return the segment of a handle; `given` is a received descriptor of it, and `access` as in `opened`."""
     if not isinstance(handle, dict):
         raise TypeError(f"handle must be what dlx.share returned, or the dict that it is; found {safe_repr(handle)}")
     version = handle.get("dlx")

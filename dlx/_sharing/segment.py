@@ -65,10 +65,7 @@ class Descriptor:
 
 
 class Segment:
-    """One segment that this process holds by a descriptor of its own.
-
-    The descriptor is closed when no handle and no mapping in this process needs it any more.
-    """
+    """A segment that this process holds by its own descriptor, until no handle and no mapping here needs it."""
 
     __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "parts", "size", "start", "token")
 
@@ -83,21 +80,7 @@ class Segment:
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
     def mapping(self, mode: str) -> Mapping:
-        """Return this segment in memory: once to read and once to write, and anew for each who wants private pages.
-
-        Parameters
-        ----------
-        mode
-            ``"read"``: what writes there dies. ``"write"``: writes are everybody's. ``"private"``: pages that are
-            written to are copied first.
-
-        Raises
-        ------
-        HandleError
-            If it cannot be mapped, or its descriptor stands for something else.
-        MemoryError, OSError
-            If there is no memory, or no descriptor, left.
-        """
+        """Return this segment in memory, one mapping to read and one to write; private pages are mapped each time."""
         known = self._mappings.get(mode)
         found = None if known is None else known()
         if found is None:
@@ -166,10 +149,7 @@ class Mapping:
 
 
 def has_huge_pages(size: int) -> bool:
-    """Return whether the machine has so many bytes, and as many again, free in blocks of 2 MiB and more.
-
-    Where they are fewer, the kernel would first move other memory out of the way, however long that takes.
-    """
+    """Return whether twice the bytes are free in blocks of 2 MiB: else the kernel would compact memory first."""
     try:
         lines = Path("/proc/buddyinfo").read_text().splitlines()
     except OSError:
@@ -183,10 +163,7 @@ _mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address
 
 
 def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
-    """Return the segment of this process, and the offset in it, of ranges of addresses; None for other memory.
-
-    Pages that are private to this process are other memory: nobody else sees what is written there.
-    """
+    """Return the segment and offset of ranges of addresses; None for other memory, such as private pages."""
     known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove meanwhile
     mappings = sorted((each.address, each) for each in known if each is not None)
     if not mappings:
@@ -202,15 +179,7 @@ def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | N
 
 
 def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes = b"") -> Segment:
-    """Make a segment: a header, numbers, a text and names that describe what is in it, and `room` bytes behind them.
-
-    Raises
-    ------
-    MemoryError
-        If there is not enough memory.
-    OSError
-        If this process may open no more files, or the system has no memfd.
-    """
+    """Make a segment: a header, numbers, a text and names that describe what is in it, and `room` bytes behind them."""
     parts = len(numbers), len(text), len(names)
     size = _data_start(sum(parts)) + room
     if size > MAX_SIZE:
@@ -241,13 +210,7 @@ def _data_start(described: int) -> int:
 
 
 def write(fd: int, data: memoryview, at: int) -> None:
-    """Write bytes into a segment, through the kernel: new pages are not cleared first, and no page faults.
-
-    Raises
-    ------
-    MemoryError
-        If there is not enough memory.
-    """
+    """Write bytes into a segment through the kernel: new pages are not cleared first, and no page faults."""
     done = 0
     while done < len(data):
         try:
@@ -257,15 +220,7 @@ def write(fd: int, data: memoryview, at: int) -> None:
 
 
 def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
-    """Return the numbers, the text and the names of a segment, as copies, which nobody else can write to.
-
-    Raises
-    ------
-    HandleError
-        If they are cut off, or cannot be read.
-    MemoryError
-        If there is not enough memory.
-    """
+    """Return the numbers, the text and the names of a segment, as copies that no one else can write to."""
     numbers, text, names = segment.parts
     size, raw = numbers + text + names, b""
     while len(raw) < size:
@@ -285,27 +240,7 @@ def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
 def opened(
     pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None, access: int = os.O_RDONLY
 ) -> Segment:
-    """Return a segment that another process, or this one, holds.
-
-    Parameters
-    ----------
-    pid, fd
-        The process, and its descriptor.
-    token, inode, size
-        What the segment must say of itself.
-    given
-        A descriptor of it that was sent to this process, to be used in place of another process's; it stays the
-        caller's.
-    access
-        What it will be used for, so that it need not be opened once more.
-
-    Raises
-    ------
-    HandleError
-        If it is gone, or is another file, or no segment, or not to be trusted.
-    MemoryError, OSError
-        If there is no memory, or no descriptor, left.
-    """
+    """Return a segment that a process holds, by its descriptor or a received one, if it says of itself what it must."""
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31 and 0 <= inode < 1 << 64 and HEADER <= size <= MAX_SIZE):
         raise HandleError("its process, descriptor, inode or size is a number that none has")
     known = _held.get(token)

@@ -87,22 +87,7 @@ _Fail = Callable[[DlxError, _Item], None]
 
 
 def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
-    """Put an array, or every array of a tree, into shared memory; what lies there already stays where it is.
-
-    Parameters
-    ----------
-    obj, request
-        As in `Batch`.
-    is_copied
-        False: the arrays only say what is made: the same, of zeros, all of it new.
-
-    Raises
-    ------
-    DlxError
-        If an array cannot be read, or is in memory that cannot be shared, or the tree holds what is no plain data.
-    MemoryError, OSError
-        If there is no memory, or no descriptor, left.
-    """
+    """Put an array, or those of a tree, into shared memory unless they lie there; without `is_copied`, only zeros."""
     handler = lookup.kind(type(obj)).handler
     failures = _Listed("shared memory", collect=True)
     if handler is None:
@@ -218,10 +203,7 @@ class _Listed(Failures):
 
 
 def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, list[list[_Item]]]:
-    """Place what is in device memory: in allocations that others can open; other memory is copied to new ones.
-
-    The arrays of each allocation are returned beside them.
-    """
+    """Place device arrays in allocations that others can open, by copies if necessary, and group them by these."""
     from dlx._sharing import device as devices  # needed by few programs
 
     groups: dict[Memory, list[_Item]] = {}
@@ -268,15 +250,7 @@ def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
 
 
 def _fill(segment: Segment, blocks: list[_Block]) -> None:
-    """Copy memory of the host into the data of a segment.
-
-    Raises
-    ------
-    DlxError
-        If memory cannot be read.
-    MemoryError
-        If there is not enough memory.
-    """
+    """Copy memory of the host into the data of a segment."""
     start = segment.start
     runs = array("q")
     for block in blocks:
@@ -338,11 +312,7 @@ class _Blocks:
 
 
 def _lay_out(items: list[_Item], fail: _Fail) -> _Blocks:
-    """Place arrays of one device in new memory, and return what has to be copied to it.
-
-    A LayoutError is given to `fail` for each array whose elements, packed below one byte, would have to be copied one
-    by one.
-    """
+    """Place arrays of one device in new memory, and return what has to be copied to it; `fail` gets what cannot be."""
     blocks = _Blocks()
     order = sorted((item for item in items if item.extent[0] < item.extent[1]), key=attrgetter("extent"))
     for group in _overlapping(order):
@@ -434,30 +404,7 @@ def attach_tree(
     converted: Callable[[Any], Any] | None = None,
     to: Any = None,
 ) -> Any:
-    """Return the tree that a handle stands for, of tensors over the shared memory.
-
-    Parameters
-    ----------
-    handle
-        As `share_tree` gives it, or the plain dict that it is.
-    mode
-        Of `Segment.mapping`.
-    given
-        Descriptors that were received, or one.
-    converted
-        Converts tensors, or a container of them; None where tensors are wanted.
-    to
-        The target, if the fast path does the same for a tensor: it then makes no tensor first.
-
-    Raises
-    ------
-    DlxError
-        Whatever `converted` raises.
-    HandleError
-        If it is none, is damaged, or what it stands for is gone. Then nothing was given out.
-    DeviceError
-        If memory is on a device that this process does not see, or would have to be private to it.
-    """
+    """Return the tree of a handle, over shared memory; with `to` the fast path makes arrays without tensors."""
     fds: list[int | None] = [*given] if isinstance(given, Sequence) and given else [None]
     if isinstance(given, int):
         fds = [given]
@@ -558,15 +505,7 @@ def _on_devices(
 
 
 def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
-    """Return a writable, row-major tensor over new shared memory: of zeros on the host, of anything on a device.
-
-    Raises
-    ------
-    DTypeError, LayoutError, DeviceError
-        If there is no such dtype, its size does not fit 63 bits, or no memory of that device can be shared.
-    MemoryError, OSError
-        If there is no memory, or no descriptor, left.
-    """
+    """Return a writable, row-major tensor over new shared memory: zeros on the host, anything on a device."""
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype, HOST, 0, None)
     if device[0] == lib.kDLCUDA:
         from dlx._sharing.device import empty  # needed by few programs

@@ -66,35 +66,16 @@ def is_fixed(handler: Container, path: Path) -> bool:
 
 
 class Options:
-    """The options of a call, and what is known of types under them; shared by calls with the same options.
-
-    Parameters
-    ----------
-    request, strict, collect
-        The options.
-    make
-        ``make(obj, handler, scope, path)`` returns the view of a container, or None where it has none.
-    convert
-        ``convert(obj, what, options, path)`` converts an array, or a whole container; `what` is its adapter or handler.
-    to
-        The target of the fast path if no other option is set, else None.
-    flags
-        The options that the fast path is given, as bits.
-
-    Attributes
-    ----------
-    is_tracing
-        `Adapter.is_tracing` of the target.
-    """
+    """The options of a call, shared by calls with the same ones."""
 
     __slots__ = ("collect", "convert", "flags", "is_tracing", "make", "request", "strict", "to")
 
     def __init__(
         self,
         request: Request,
-        make: Callable[[Any, Container, Scope, Path], Any],
-        convert: Callable[[Any, Container | Adapter, Options, Path], Any],
-        to: Any = None,
+        make: Callable[[Any, Container, Scope, Path], Any],  # returns the view of a container, or None
+        convert: Callable[[Any, Container | Adapter, Options, Path], Any],  # of an array, or a whole container
+        to: Any = None,  # the target of the fast path, if no other option is set
         strict: bool = False,
         collect: bool = False,
         flags: int = 0,
@@ -112,51 +93,25 @@ class Moved(NamedTuple):
 
 
 class Scope:
-    """The objects converted by the views of one call, and their results.
-
-    An object is recorded as (weak reference to the view, slot); its result is in that slot of the view. Only a result
-    that has left its slot, and may still be referenced elsewhere, is referred to directly.
-
-    Attributes
-    ----------
-    options
-        The options of the call.
-    known
-        Name of a source's object -> a slot that holds it and its result; a plain int is a slot of the root.
-    moved
-        Name -> the object and its result, if it has no slot, or lost it.
-    back
-        Address of a result -> name; None until it is needed.
-    root
-        The outermost view, weakly, after an element of it was read.
-    owned
-        Name -> weak reference to the result of an object that is wrapped anew on each access; None if there is none. It
-        holds for objects that stay where they are, see `is_fixed`.
-    """
+    """The objects converted by the views of one call, and their results; only slots of views keep these alive."""
 
     __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "owned", "root")
 
     def __init__(self, options: Options, owned: dict[Any, Any] | None = None) -> None:
-        self.options, self.owned = options, owned
-        self.known: dict[Any, Any] = {}
-        self.root: Any = None
-        self.moved: dict[Any, Moved] = {}
-        self.back: dict[int, Any] | None = None
+        self.options = options
+        # Name -> weak result of an object that is wrapped anew on each access and stays where it is, see `is_fixed`.
+        self.owned = owned
+        self.known: dict[Any, Any] = {}  # name of an object -> (weak view, key) of its slot; an int: in the root
+        self.root: Any = None  # the outermost view, weakly, after an element of it was read
+        self.moved: dict[Any, Moved] = {}  # name -> an object that has no slot, or lost it, and its result
+        self.back: dict[int, Any] | None = None  # address of a result -> name; None until it is needed
         self._lock: threading.RLock | None = None
         self._full = 256  # sweep when it is that large
 
     # ---- outwards ---------------------------------------------------------------------------------------------------
 
     def result(self, obj: Any, handler: Container, path: Path, key: Any) -> Any:
-        """Return the result for an element: an array of the target, a view, or the element itself.
-
-        Parameters
-        ----------
-        obj
-            The element.
-        handler, path, key
-            The container's handler and path, and the element's key in it.
-        """
+        """Return the result for an element at a key of a container: an array, a view, or the element itself."""
         options, kind, inner = self.options, type(obj), (path, handler, key)
         try:
             found = lookup.kind(kind)
@@ -302,10 +257,7 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return the identity of an element of a container: its address, or what the handler says.
-
-    Of a number that is its complement, which is below 0, as no address is.
-    """
+    """Return the identity of an element: its address, or what the handler says; a number as its complement, below 0."""
     name = None if handler.identity is None else handler.identity(obj)
     if name is None:
         return id(obj)
@@ -316,25 +268,7 @@ SAMPLE = 16  # how many children are examined to find the framework of a contain
 
 
 def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
-    """Return what is to be stored in the source for a value.
-
-    For a result of the scope the source's own object is stored. An array goes to the framework and device of the array
-    that it replaces; a new one, and those in a container, to the one framework of the arrays among the first children.
-    Where there is none, the value is stored as given.
-
-    Parameters
-    ----------
-    scope
-        The view's.
-    value
-        What is to be stored.
-    old
-        What it replaces, or None.
-    children
-        Of the container that it is stored in, from the first on; read as far as is needed.
-    path
-        For errors.
-    """
+    """Return what the source stores for a value: its own object, or an array in the framework of its neighbours."""
     value = scope.source_of(value)
     what = lookup.look(value).part
     if what is None:

@@ -141,22 +141,13 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
 
 
 class ViewMaker:
-    """Makes lazy views with the same options.
-
-    Attributes
-    ----------
-    options
-        The options.
-    generation
-        The registry's, before they were made.
-    listed
-        Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
-    """
+    """Makes lazy views with the same options."""
 
     __slots__ = ("generation", "listed", "options")
 
     def __init__(self, options: Options, generation: int) -> None:
-        self.options, self.generation = options, generation
+        self.options, self.generation = options, generation  # the registry's, before they were made
+        # Address of a type of Python or one that an adapter lists -> the type, its handler, what makes its view.
         self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
             id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()
         }
@@ -211,23 +202,7 @@ def lazy_view(
     owned: dict[Any, Any] | None = None,
     view: Any = None,
 ) -> Any:
-    """Return a lazy view of a container; what cannot be viewed is converted now.
-
-    Parameters
-    ----------
-    obj
-        A container.
-    request, strict, collect
-        The options.
-    to
-        The target as the caller passed it, if no other option is set; else None.
-    known
-        Objects and their results, which may be the objects themselves; kept weakly.
-    owned
-        As `Scope.owned`.
-    view
-        Class of the view; None: that of the container's type.
-    """
+    """Return a lazy view of a container; what cannot be viewed is converted now."""
     generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
     options = Options(request, make, _convert, to, strict, collect)
