@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dlx.adapter import (
+    COMMON_DTYPES,
     Adapter,
     ArrayInfo,
     Blocker,
@@ -53,11 +54,8 @@ class _DTypes(DTypes):
         return None if found is None else cupy.dtype(found)
 
 
-_PLAIN = (
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
-)
-DTYPES = _DTypes("cupy", {"bool": "bool_", **{name: name for name in _PLAIN}})
+_NAMES = (*COMMON_DTYPES, "complex64", "complex128")
+DTYPES = _DTypes("cupy", {name: name for name in _NAMES} | {"bool": "bool_"})
 
 
 # ---- devices and streams ---------------------------------------------------------------------------------------------
@@ -174,11 +172,8 @@ class CupyAdapter(Adapter):
 
     def _blocker(self, obj: Any) -> Blocker | None:
         if DTYPES.from_native(obj.dtype) is None:
-            return Blocker(
-                f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly",
-                "Call .view('uint8') or .view('uint16') if the bytes are what you need.",
-                DTypeError,
-            )
+            fix = "Call .view('uint8') or .view('uint16') if the bytes are what you need."
+            return Blocker(f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly", fix, DTypeError)
         if not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
             return Blocker(because, resolution=self.copy, needs="copy")
@@ -224,8 +219,6 @@ class CupyAdapter(Adapter):
 
     def load(self, tensor: Tensor) -> Any:
         return sys.modules["cupy"].from_dlpack(tensor)
-
-    # ---- inside cupy ------------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         here, event = Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event

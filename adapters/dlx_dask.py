@@ -35,12 +35,10 @@ from dlx.errors import ConversionError
 
 _DTYPES = {*COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}  # numpy's own
 _NOT_COMPUTED = Blocker("its data is not computed yet", "Call .compute() first.", ConversionError)
-_CONCATENATE = {
-    "torch": "torch.concatenate",
-    "jaxlib": "jax.numpy.concatenate",
-    "tensorflow": "tensorflow.concat",
-    "mlx": "mlx.core.concatenate",
-}  # root package of a chunk's type -> function of (arrays, axis)
+_CONCATENATE = {  # root package of a chunk's type -> function of (arrays, axis)
+    "torch": "torch.concatenate", "jaxlib": "jax.numpy.concatenate",
+    "tensorflow": "tensorflow.concat", "mlx": "mlx.core.concatenate",
+}  # fmt: skip
 
 
 def _converted(chunk: Any, options: dict[str, Any]) -> Any:
@@ -115,19 +113,9 @@ class DaskAdapter(Adapter):
     def _info(self, obj: Any) -> ArrayInfo:
         known = all(extent == extent for extent in obj.shape)  # nan: dask does not know it yet
         meta = dlx.describe(obj._meta)
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(type(obj)),
-            dtype=meta.dtype,
-            dtype_name=str(obj.dtype),
-            shape=tuple(obj.shape) if known else None,
-            strides=None,
-            device=meta.device,
-            nbytes=int(obj.nbytes) if known else None,
-            readonly=False,
-            owner=type_name(type(obj)),
-            protocols=(),
-        )
+        name = type_name(type(obj))
+        shape, nbytes = (tuple(obj.shape), int(obj.nbytes)) if known else (None, None)
+        return ArrayInfo(self.name, name, meta.dtype, str(obj.dtype), shape, None, meta.device, nbytes, owner=name)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ANY, keeps_readonly=True)

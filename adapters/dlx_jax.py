@@ -1,24 +1,22 @@
 """JAX for dlx: jax.Array.
 
-Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
-is installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
+Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's if a plugin of jax for them is
+installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
 taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported packed, and imported by a copy.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only; of an array that is
-replicated over several devices, its first shard. Copied: whatever is strided otherwise or less aligned (into memory of
-dlx, which jax then shares), sub-byte integers out of jax, and arrays that are sharded, which are gathered.
-Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays with parts in other processes,
-typed PRNG keys, sparse arrays, mutable references; everything, if jax may not use the host (JAX_PLATFORMS).
+replicated over several devices, its first shard. Copied: other strides and alignments (into memory that jax then
+shares), sub-byte integers out of jax, and sharded arrays, which are gathered. Refused: what jax would narrow (x64 off),
+tracers, deleted and donated arrays, arrays with parts in other processes, typed PRNG keys, sparse arrays, mutable
+references; everything, if jax may not use the host (JAX_PLATFORMS).
 
-Placement: as `jax.numpy.asarray`, if the call names no device. The array is uncommitted and on jax's default device:
-one of the host shares host memory; to another one host memory is copied, unless ``copy=False`` keeps it on the host.
-Memory that is not in row-major order is committed where it is, since `jit` ignores the layout of uncommitted arrays; so
-is that of a device that is not the default. ``device=`` commits, as `jax.device_put` does.
+Placement: as by `jax.numpy.asarray`, if the call names no device: uncommitted, on jax's default device. If that is not
+the host, host memory is copied there, unless ``copy=False`` keeps it. Memory is committed where it is if it is not in
+row-major order, since `jit` ignores the layout of uncommitted arrays, or not on the default device. ``device=``
+commits.
 
-Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
-code may write to it while the jax array lives, since jax may read it at any time.
-
+Jax arrays are constant: jax never writes to shared memory, not even if the array is donated, and no other code may.
 Streams: jax has no current one. An exported device array makes the consumer's stream wait for it; an import waits on a
-stream of jax's own, which jax passes to the producer.
+stream of jax, which jax passes to the producer.
 """
 
 from __future__ import annotations
@@ -66,6 +64,7 @@ CUDA = Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
 _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
+_shard = operator.methodcaller("addressable_data", 0)  # the first shard of an array: all of it if it is replicated
 _PARTS = "dlx.convert([shard.data for shard in x.addressable_shards], to=...)"
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _BROKEN = frozenset({"int1", "uint1"})  # jax makes bools of them, or fails
@@ -74,6 +73,7 @@ _UNTAKEN = (_UNNAMED - _BROKEN) | {"float4_e2m1fn"}  # imported as bytes, which 
 
 # Dtypes that jax exports, and no buffer can say.
 _WITHOUT_LETTERS = frozenset({"bfloat16", *(each.name for each in DType.all() if each.name.startswith("float8"))})
+_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 
 
 class _DTypes(DTypes):
@@ -97,7 +97,6 @@ class _DTypes(DTypes):
                 return jax.numpy.asarray(elements)
 
 
-_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 DTYPES = _DTypes(
     "jax",
     {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS},
@@ -166,10 +165,8 @@ class _Devices(Devices):
         devices = getattr(native_device, "device_set", None)
         if devices is not None:  # a sharding
             if len(devices) > 1:
-                raise DeviceError(
-                    f"dlx puts an array on one device, and this sharding spreads it over {len(devices)}",
-                    fix="Convert without it, then call jax.device_put(result, sharding).",
-                )
+                reason = f"dlx puts an array on one device, and this sharding spreads it over {len(devices)}"
+                raise DeviceError(reason, fix="Convert without it, then call jax.device_put(result, sharding).")
             (native_device,) = devices
         platform = native_device.platform
         if platform == "gpu" and "rocm" in native_device.client.platform_version:
@@ -207,10 +204,6 @@ def _export(obj: Any) -> Tensor | None:
 
 
 @functools.cache
-def _functions() -> tuple[Any, Any]:
-    return _importer(), _handler()
-
-
 def _importer() -> Any:
     """Return the private function behind `jax.dlpack.from_dlpack`, 4 times as fast; None if it behaves differently."""
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
@@ -226,6 +219,7 @@ def _importer() -> Any:
         return None
 
 
+@functools.cache
 def _handler() -> Any:
     """Return a function that makes an imported array uncommitted (jax has no public one); None if none works."""
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
@@ -246,7 +240,7 @@ def _handler() -> Any:
 
 def _uncommitted(array: Any) -> Any:
     """Return an array over the same memory that jax moves to where it is used."""
-    _, free = _functions()
+    free = _handler()
     return array if free is None else free(array)
 
 
@@ -257,7 +251,7 @@ def _imported(tensor: Tensor, native_device: Any = None, committed: bool = False
         return None
     if bits >= 64 and tensor.dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
         return None
-    take, free = _functions()
+    take = _importer()
     if take is None:
         return None
     try:
@@ -266,7 +260,7 @@ def _imported(tensor: Tensor, native_device: Any = None, committed: bool = False
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    return array if committed or free is None or not _is_row_major(tensor) else free(array)
+    return array if committed or not _is_row_major(tensor) else _uncommitted(array)
 
 
 def _is_ready(obj: Any) -> bool:
@@ -343,35 +337,28 @@ class JaxAdapter(Adapter):
     def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""
         if _is_a(obj, "jax.core.Tracer"):
-            return Blocker(
-                "inside a jax transformation (jit, grad, vmap, scan) values have no data",
-                "Convert outside of it, or call back with jax.pure_callback.",
-            )
+            fix = "Convert outside of it, or call back with jax.pure_callback."
+            return Blocker("inside a jax transformation (jit, grad, vmap, scan) values have no data", fix)
         if _is_a(obj, "jax.Ref"):
             return Blocker("it is a mutable reference", "Convert its value, ref[...].", also_blocks=("copy",))
         if _is_a(obj, "jax.experimental.sparse.JAXSparse"):
             return Blocker("it is sparse", "Call .todense() first.", also_blocks=("copy",))
         if sys.modules["jax"].dtypes.issubdtype(obj.dtype, sys.modules["jax"].dtypes.extended):
-            return Blocker(
-                f"it holds {obj.dtype}, which is no number", "Convert jax.random.key_data(key) of a key.", DTypeError
-            )
+            fix = "Convert jax.random.key_data(key) of a key."
+            return Blocker(f"it holds {obj.dtype}, which is no number", fix, DTypeError)
         return None
 
     def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why an array has no memory that could be exported, or has it on several devices; or None."""
         if obj.is_deleted():
-            return Blocker(
-                "it was deleted or donated", "Convert it before that, or a copy of it.", also_blocks=("copy",)
-            )
+            fix = "Convert it before that, or a copy of it."
+            return Blocker("it was deleted or donated", fix, also_blocks=("copy",))
         if not obj.is_fully_addressable:
             return Blocker("parts of it are in other processes", f"Convert what is in this one: {_PARTS}.", DeviceError)
         device = _first_device(obj)
         if device.platform != "cpu" and DEVICES.known(device) != Device(CUDA, device.local_hardware_id or 0):
-            return Blocker(
-                f"it is on {device}, and dlx converts memory of the host and of CUDA",
-                "Move it with jax.device_put(x, jax.devices('cpu')[0]) first.",
-                DeviceError,
-            )
+            fix = "Move it with jax.device_put(x, jax.devices('cpu')[0]) first."
+            return Blocker(f"it is on {device}, and dlx converts memory of the host and of CUDA", fix, DeviceError)
         count = len(obj.sharding.device_set)
         if count > 1 and obj.is_fully_replicated:
             return Blocker(f"it is replicated over {count} devices, and its first shard is read", resolution=_shard)
@@ -443,28 +430,26 @@ class JaxAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        if tensor.readonly and not self.lowered.get("hears_readonly", True):
-            tensor = unmarked(tensor)
         if tensor.device == HOST:
-            array = _imported(tensor)
-            return self._from_dlpack(tensor, DEVICES.preferred_host(), False) if array is None else array
-        preferred, device = DEVICES.preferred(), self._device_of(tensor)
-        return self._from_dlpack(tensor, device, device != preferred)
+            return self._made(tensor, DEVICES.preferred_host(), False)
+        device = self._device_of(tensor)
+        return self._made(tensor, device, device != DEVICES.preferred())
 
     def _load_on(self, tensor: Tensor, committed: bool) -> Any:
-        if tensor.readonly and not self.lowered.get("hears_readonly", True):
-            tensor = unmarked(tensor)
-        device = self._device_of(tensor)
-        array = _imported(tensor, device, committed) if tensor.device == HOST else None
-        return self._from_dlpack(tensor, device, committed) if array is None else array
+        return self._made(tensor, self._device_of(tensor), committed)
 
     @staticmethod
     def _device_of(tensor: Tensor) -> Any:
         device = tensor.device
         return DEVICES.host(device.id) if device.type == HOST.type else DEVICES.to_native(device)
 
-    def _from_dlpack(self, tensor: Tensor, native_device: Any, committed: bool) -> Any:
+    def _made(self, tensor: Tensor, native_device: Any, committed: bool) -> Any:
         """Return an array on the device of jax that has the tensor's memory."""
+        if tensor.readonly and not self.lowered.get("hears_readonly", True):
+            tensor = unmarked(tensor)
+        found = _imported(tensor, native_device, committed) if tensor.device == HOST else None
+        if found is not None:
+            return found
         if tensor.is_host and tensor.device.id != native_device.local_hardware_id:
             device = Device(HOST.type, native_device.local_hardware_id)
             tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
@@ -472,8 +457,6 @@ class JaxAdapter(Adapter):
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array if committed or not _is_row_major(tensor) else _uncommitted(array)
-
-    # ---- inside jax -------------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         return obj.copy() if device is None else sys.modules["jax"].device_put(obj, DEVICES.to_native(device))
@@ -509,11 +492,6 @@ def _first_device(obj: Any) -> Any:
 
 def _is_committed(obj: Any) -> bool:
     return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
-
-
-def _shard(obj: Any) -> Any:
-    """Return the first shard of an array: all of it if it is replicated."""
-    return obj.addressable_data(0)
 
 
 def _gathered(obj: Any) -> Any:

@@ -149,36 +149,16 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
 
 
 class _Trace:
-    """What is known of a compiled derivative once jax has traced it; called while jax traces the way back.
-
-    Parameters
-    ----------
-    dtypes
-        Those of the adapter.
-    structure
-        Of the function's result.
-    pull
-        jax's pullback, taken apart.
-    slots
-        Of each leaf of that: its number among arrays and results, which need not be kept twice; None: it is kept.
-    results, which
-        Shape and dtype of each result, and whether it is differentiable.
-    own
-        Of each result: its shape and dtype if nobody else has its memory, else None.
-    """
+    """What is known of a compiled derivative once jax has traced it; called while jax traces the way back."""
 
     def __init__(
-        self,
-        dtypes: DTypes,
-        structure: Any,
-        pull: Any,
-        slots: list[int | None],
-        results: list[Any],
-        which: list[bool],
+        self, dtypes: DTypes, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]
     ) -> None:
-        self._dtypes = dtypes
-        self.structure, self._pull, self.slots, self.which = structure, pull, slots, which
-        self.own: list[Any] = []
+        self._dtypes, self.structure = dtypes, structure  # of the function's result
+        self._pull = pull  # jax's pullback, taken apart
+        self.slots = slots  # the number of each leaf of it among arrays and results, which are not kept twice, or None
+        self.which = which  # whether each result is differentiable
+        self.own: list[Any] = []  # shape and dtype of each result whose memory no one else has, else None
         self._results = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in results]
 
     def __call__(self, *kept: Any, known: list[Any], gradients: list[Any]) -> Any:

@@ -81,13 +81,8 @@ class MlxAdapter(Adapter):
     gradients = GradSupport(lambda array: False, _is_differentiable, _vjp)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            dtypes=_TAKEN,
-            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-            min_alignment=1,
-            copies=True,
-            refusals=_NARROWS,
-        )
+        layouts = Layout.ZERO | Layout.GAPS | Layout.PERMUTED
+        return Capabilities(dtypes=_TAKEN, layouts=layouts, min_alignment=1, copies=True, refusals=_NARROWS)
 
     def load(self, tensor: Tensor) -> Any:
         try:

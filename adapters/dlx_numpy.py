@@ -15,8 +15,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import _dlx_numpy
+
 import dlx
 from dlx.adapter import (
+    COMMON_DTYPES,
     Adapter,
     ArrayInfo,
     Arrays,
@@ -43,11 +46,7 @@ from dlx.adapter import (
 from dlx.errors import DTypeError, LayoutError
 
 HOST = Device("cpu")
-_PLAIN = (
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
-_OWN = {"bool": "bool_", **{name: name for name in _PLAIN}}
+_OWN = {name: name for name in (*COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"} | {"bool": "bool_"}
 # Names in dlx and ml_dtypes -> storage dtype in numpy.
 _ML_DTYPES = {
     each.name: f"uint{max(each.bits, 8)}" for each in DType.all() if each.name not in _OWN and each.lanes == 1
@@ -156,10 +155,7 @@ class _Numpy(Adapter):
             before="2.0",
             lowers={"ndims": (0, 32)},
         ),
-        KnownIssue(
-            does="drops the mask of a masked array on export; dlx refuses it",
-            see="tests/engine/test_defects.py",
-        ),
+        KnownIssue("drops the mask of a masked array on export; dlx refuses it", see="tests/engine/test_defects.py"),
     )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
@@ -202,18 +198,20 @@ def _guarded(obj: Any, writable: bool) -> Any:
 
 def _exchange() -> Any:
     """Return the table of `_dlx_numpy`, if what it reads in real arrays is what numpy says of them."""
-    import _dlx_numpy
-
     np = sys.modules["numpy"]
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
     capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
     for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "complex128"):
-        array = np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2]
-        strides = tuple(stride // array.itemsize for stride in array.strides)
-        expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dlx.DType(name)))
-        if _dlx_numpy.facts(array) != expected:
+        if not _reads_right(np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2], DType(name)):
             return None
     return capsule
+
+
+def _reads_right(array: Any, dtype: DType) -> bool:
+    """Return whether `_dlx_numpy` reads in an array what numpy says of it."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
+    return bool(_dlx_numpy.facts(array) == expected)
 
 
 def _keeps_export(kind: Any) -> bool:
@@ -242,13 +240,9 @@ def _extension_of(scalar: type) -> DType | None:
     dtype = DTYPES.from_native(np.dtype(scalar))
     if dtype is None or dtype.bits % 8:
         return None
-    import _dlx_numpy
-
     code, bits, _ = dtype
     _dlx_numpy.extend(scalar, code, bits)
-    array = np.zeros((2, 3), scalar)[:, ::-1]
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    if _dlx_numpy.facts(array) != (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype)):
+    if not _reads_right(np.zeros((2, 3), scalar)[:, ::-1], dtype):
         _dlx_numpy.extend(scalar, code, 0)
     return dtype
 
@@ -259,7 +253,6 @@ def _export_scalar(obj: Any) -> Tensor:
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
-
 
 # What a subclass may say of its elements that no other framework keeps: (attribute, reason, fix).
 _MEANINGS = (
@@ -377,15 +370,13 @@ class NumpyAdapter(_Numpy):
         np = sys.modules["numpy"]
         if "imports_by" not in self.lowered:
             array = np.from_dlpack(tensor)
-            if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
-                array.flags.writeable = False
-            return array
-        dtype = DTYPES.to_native(tensor.dtype)
-        if tensor.data_ptr == 0:  # no element, no address: the interface cannot say so
-            array = np.empty(tensor.shape, dtype)
-            array.flags.writeable = not tensor.readonly
-            return array
-        return np.asarray(_Interface(tensor, dtype.str))
+        elif tensor.data_ptr:
+            return np.asarray(_Interface(tensor, DTYPES.to_native(tensor.dtype).str))
+        else:
+            array = np.empty(tensor.shape, DTYPES.to_native(tensor.dtype))  # the interface needs an address
+        if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
+            array.flags.writeable = False
+        return array
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         return obj.copy(order="K")
@@ -402,27 +393,14 @@ class NumpyScalarAdapter(_Numpy):
 
     def describe(self, obj: Any) -> Description:
         refused = _why_refused(obj.dtype)
-        if refused is not None:
-            blocker = Blocker(*refused, DTypeError)
-        else:
-            because = "a scalar is a value, not memory to share"
-            blocker = Blocker(because, resolution=sys.modules["numpy"].array, needs="copy")
+        because, make = "a scalar is a value, not memory to share", sys.modules["numpy"].array
+        blocker = Blocker(*refused, DTypeError) if refused else Blocker(because, resolution=make, needs="copy")
         return Description(functools.partial(self._info, obj), (blocker,))
 
     def _info(self, obj: Any) -> ArrayInfo:
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(type(obj)),
-            dtype=DTYPES.from_native(_native(obj.dtype)),
-            dtype_name=obj.dtype.name,
-            shape=(),
-            strides=(),
-            device=HOST,
-            nbytes=obj.nbytes,
-            readonly=True,
-            owner=type_name(type(obj)),
-            protocols=("buffer",),
-        )
+        kind, dtype = type_name(type(obj)), DTYPES.from_native(_native(obj.dtype))
+        facts = (), (), HOST, obj.nbytes, True
+        return ArrayInfo(self.name, kind, dtype, obj.dtype.name, *facts, owner=kind, protocols=("buffer",))
 
 
 @functools.cache

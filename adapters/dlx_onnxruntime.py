@@ -61,9 +61,8 @@ class OnnxRuntimeAdapter(Adapter):
         if self.dtypes.from_native(obj.data_type()) is not None:
             return Description()
         fix = "Convert the tensors of numbers that it holds, or what its .numpy() gives."
-        return Description(
-            blockers=(Blocker(f"it is {obj.data_type() or 'empty'}, no tensor of numbers", fix, DTypeError),)
-        )
+        because = f"it is {obj.data_type() or 'empty'}, no tensor of numbers"
+        return Description(blockers=(Blocker(because, fix, DTypeError),))
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return keeping(super().export(obj, stream=stream), obj)  # as `_export`

@@ -58,15 +58,10 @@ class PaddleAdapter(Adapter):
     types = ("paddle.Tensor",)
     namespaces = ("paddle",)
     dtypes = DTypes(package, _DTYPES)
-    devices = ReportedDevices(
-        _device, moves=False
-    )  # cpu() would say that the result needs gradients, without a way back
+    devices = ReportedDevices(_device, moves=False)  # the result of cpu() would need gradients, without a way back
     fast_path = FastPath(
-        types=types,
-        guards=(Guard("requires_grad", _GRAD),),
-        imports=dataclasses.replace(_TAKES, empty_extents="none"),
+        types=types, guards=(Guard("requires_grad", _GRAD),), imports=dataclasses.replace(_TAKES, empty_extents="none")
     )
-
     gradients = GradSupport(lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled())
     known_issues = (
         KnownIssue(

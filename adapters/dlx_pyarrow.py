@@ -18,6 +18,7 @@ from typing import Any
 
 import dlx
 from dlx.adapter import (
+    COMMON_DTYPES,
     Adapter,
     ArrayInfo,
     Arrays,
@@ -53,30 +54,14 @@ class _DTypes(DTypes):
             return None
 
 
-DTYPES = _DTypes(
-    "pyarrow",
-    {
-        "bool": "bool_",
-        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-        **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    },
-)
-
-
+DTYPES = _DTypes("pyarrow", {name: name for name in COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 _NUMBERS = frozenset(DTYPES.names) - {"bool"}
 _REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
 _ARRAYS = Capabilities(
-    dtypes=frozenset(DTYPES.names),
-    ndims=(1, 1),
-    keeps_readonly=True,
-    copies={"bool": "packs bools eight to a byte"},
+    dtypes=frozenset(DTYPES.names), ndims=(1, 1), keeps_readonly=True, copies={"bool": "packs bools eight to a byte"}
 )
-_TENSORS = Capabilities(
-    dtypes=_NUMBERS,
-    layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-    keeps_readonly=True,
-    refusals=_REFUSALS,
-)
+_STRIDED = Layout.ZERO | Layout.GAPS | Layout.PERMUTED
+_TENSORS = Capabilities(dtypes=_NUMBERS, layouts=_STRIDED, keeps_readonly=True, refusals=_REFUSALS)
 _COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, keeps_readonly=True)  # taken by both
 
 _PRIMITIVE = (
@@ -97,6 +82,9 @@ def _device(native_device: Any) -> Device:
     return Device(int(native_device.device_type), max(native_device.device_id, 0))
 
 
+_before_26 = functools.partial(KnownIssue, see="https://arrow.apache.org/docs/python/dlpack.html", before="26")
+
+
 class _Arrow(Adapter):
     """What its arrays and tensors have in common."""
 
@@ -109,17 +97,12 @@ class _Arrow(Adapter):
             does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",
             see="tests/engine/test_defects.py",
         ),
-        KnownIssue(
-            does="Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
-            see="https://arrow.apache.org/docs/python/dlpack.html",
-            before="26",
+        _before_26(
+            "Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
             lowers={"tensors_by": "numpy"},
         ),
-        KnownIssue(
-            does="Array gives capsules of DLPack that lose read-only; Arrow's own serve",
-            see="https://arrow.apache.org/docs/python/dlpack.html",
-            before="26",
-            lowers={"arrays_by": "arrow"},
+        _before_26(
+            "Array gives capsules of DLPack that lose read-only; Arrow's own serve", lowers={"arrays_by": "arrow"}
         ),
     )
 
@@ -128,15 +111,9 @@ class ArrowAdapter(_Arrow, ArrowSource):
     """pyarrow as a whole: all its arrays as sources; as a target, Array or Tensor by the number of dimensions."""
 
     types = (
-        "pyarrow.Array",
-        "pyarrow.ChunkedArray",
-        "pyarrow.Tensor",
-        "pyarrow.SparseCOOTensor",
-        "pyarrow.SparseCSRMatrix",
-        "pyarrow.SparseCSCMatrix",
-        "pyarrow.SparseCSFTensor",
+        *("pyarrow.Array", "pyarrow.ChunkedArray", "pyarrow.Tensor"),
+        *(f"pyarrow.Sparse{kind}" for kind in ("COOTensor", "CSRMatrix", "CSCMatrix", "CSFTensor")),
     )
-
     fast_path = FastPath(
         types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
         exchange=_exchange,
@@ -154,10 +131,8 @@ class ArrowAdapter(_Arrow, ArrowSource):
         pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.Tensor):
             tensor = self.export(obj)
-            protocols = ("__dlpack__", "buffer")
-            return Description(
-                functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), protocols), (), tensor
-            )
+            info = functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), ("__dlpack__", "buffer"))
+            return Description(info, (), tensor)
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
             sparse = Blocker("it is sparse", "Call .to_tensor() first.", also_blocks=("copy",))
             kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
@@ -182,9 +157,8 @@ class ArrowAdapter(_Arrow, ArrowSource):
         pa = sys.modules["pyarrow"]
         if wanted is pa.Array or wanted is pa.Tensor:
             return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
-        raise AdapterNotFoundError(
-            f"{type_name(wanted)} cannot be a target", fix="Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
-        )
+        fix = "Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
+        raise AdapterNotFoundError(f"{type_name(wanted)} cannot be a target", fix=fix)
 
     def load(self, tensor: Tensor) -> Any:
         return (_ARRAY_TARGET if tensor.ndim == 1 else _TENSOR_TARGET).load(tensor)

@@ -1,20 +1,13 @@
 """PyTorch for dlx: torch.Tensor, nn.Parameter and subclasses.
 
 Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
-and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
-neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta,
-fake and functorch tensors.
+and DLPack both name. Shared: everything strided; torch has no negative strides. Copied: conj and neg bits, and zero
+tensors. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch tensors.
 
-Graphs: what dlx makes while torch traces (`torch.export`, `make_fx`, FakeTensorMode) is lifted, as `torch.from_numpy`
-lifts its result: the graph has a constant, and never writes to the source.
-
-Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
-free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. Cases that dlx cannot prevent are listed in docs/design.md, such as storages on devices, which torch
-cannot make unresizable.
-
-Streams: torch has a current one per thread and device. Tensors on CUDA are exported without an event of their own;
-dlx synchronizes streams once per conversion; torch itself orders ROCm's.
+Graphs: an array that is made while torch traces is lifted to a constant of the graph, as by `torch.from_numpy`.
+Lifetime: torch's capsules hold the tensor, whose storage `t.set_()`, `t.data = ...` or `module.half()` would free. dlx
+holds the storage, and forbids to resize it, as `t.numpy()` does; torch cannot forbid that on devices.
+Streams: dlx orders those of CUDA once per conversion; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -29,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import _dlx_torch
 import dlx_torch_gradients
 
 from dlx.adapter import (
@@ -68,29 +62,11 @@ _NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's 
 _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
-_GRAD = Blocker(
-    "it requires gradients, which would be lost",
-    error=ConversionError,
-    resolution="detach",
-    needs="detach",
-)
+_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", needs="detach")
+_CONJ = Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", needs="copy")
+_NEG = Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", needs="copy")
 _ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", needs="copy")
-_GUARDS = (
-    Guard("requires_grad", _GRAD),
-    Guard(
-        "is_conj",
-        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", needs="copy"),
-        kinds=("complex",),
-    ),
-    Guard(
-        "is_neg",
-        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", needs="copy"),
-    ),
-)
-
-
-def _fields(packed: Any) -> tuple[list[str], list[Any]]:
-    return list(packed._fields), list(packed)
+_GUARDS = Guard("requires_grad", _GRAD), Guard("is_conj", _CONJ, kinds=("complex",)), Guard("is_neg", _NEG)
 
 
 def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
@@ -114,43 +90,27 @@ def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any],
     return new.lock_() if old.is_locked else new
 
 
+_mapping = functools.partial(Container, kind="mapping", flatten=flatten_mapping, holds="torch", falls_to=dict)
 _CONTAINERS = (
-    Container(
-        types=("tensordict.TensorDictBase",),
-        kind="mapping",
-        flatten=flatten_mapping,
-        unflatten=_unflatten_tensordict,
-        holds="torch",
-        falls_to=dict,
-    ),
+    _mapping(types=("tensordict.TensorDictBase",), unflatten=_unflatten_tensordict),
     Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
         kind="record",
-        flatten=_fields,
+        flatten=lambda packed: (list(packed._fields), list(packed)),
         unflatten=lambda old, keys, children, new_empty: tuple.__new__(type(old), children),
         mutable=False,
         holds="torch",
         falls_to=dict,
     ),
-    Container(
-        types=("torch.nn.ParameterList",),
-        unflatten=_unflatten_parameters,
-        holds="torch",
-        falls_to=list,
-    ),
-    Container(
-        types=("torch.nn.ParameterDict",),
-        kind="mapping",
-        flatten=flatten_mapping,
-        unflatten=_unflatten_parameters,
-        holds="torch",
-        falls_to=dict,
-    ),
+    Container(types=("torch.nn.ParameterList",), unflatten=_unflatten_parameters, holds="torch", falls_to=list),
+    _mapping(types=("torch.nn.ParameterDict",), unflatten=_unflatten_parameters),
     Container(types=("torch.Size",), kind="leaf"),  # torch.zeros takes no lazy view of one
     Container(types=("torch.nn.Module",), kind="leaf"),  # it is changed in place by its owner, not rebuilt
 )
 
 
+_STRIDES: dict[str, Any] = {"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED}
+_READONLY: dict[str, Any] = {"keeps_readonly": False}
 _LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
 _TO_2_9 = _proven(
     "from_dlpack refuses float8 and float4; dlx hands them over as uint8",
@@ -263,9 +223,11 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 
 def _consume(obj: Any, tensor: Tensor, shared: bool) -> Tensor:
-    storage = _storage(obj) if shared else None
-    if storage is not None and storage.device.type == "cpu" and storage.resizable():
-        _freeze(sys.modules["torch"], storage)
+    """Forbid a shared storage to be resized, as `t.numpy()` does: torch has no other interface for it."""
+    torch, storage = sys.modules["torch"], _storage(obj) if shared else None
+    if storage is not None and storage.device.type == "cpu" and storage.resizable() and "numpy" in sys.modules:
+        with _plainly(torch):
+            torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
     return tensor
 
 
@@ -282,8 +244,6 @@ def _keeps_memory(kind: Any) -> bool:
 
 def _exchange() -> Any:
     """Return torch's own table, which its subclasses do not carry themselves, with the slots of `_dlx_torch`."""
-    import _dlx_torch
-
     _is_tracing()
     own = sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
     return _dlx_torch.lifting_table(_dlx_torch.exchange_table(own, []))
@@ -291,8 +251,6 @@ def _exchange() -> Any:
 
 def _is_tracing() -> Any:
     """Return the function that says whether torch traces, or transforms, what this thread makes."""
-    import _dlx_torch
-
     inner = sys.modules["torch"]._C
 
     def ask() -> bool:
@@ -327,8 +285,6 @@ def _mark_written(obj: Any) -> None:
 @functools.cache
 def _guard_function() -> tuple[Any, frozenset[str]] | None:
     """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
-    import _dlx_torch
-
     torch, function = sys.modules["torch"], _dlx_torch.guard_function()
     if function is None:
         return None
@@ -422,14 +378,8 @@ class TorchAdapter(Adapter):
     gradients = dlx_torch_gradients.support(DTYPES)
     known_issues = (
         _TO_2_9,
-        _proven(
-            "from_dlpack aborts the process on negative strides; from 2.14 on it raises",
-            lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
-        ),
-        _proven(
-            "from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
-            lowers={"keeps_readonly": False},
-        ),
+        _proven("from_dlpack aborts the process on negative strides; from 2.14 on it raises", lowers=_STRIDES),
+        _proven("from_dlpack ignores that memory is read-only, and gives a tensor that writes to it", lowers=_READONLY),
         _proven("gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them"),
         _proven("gives memory out without negating it where the neg bit is set; dlx resolves it first"),
         _proven("crashes when it copies complex128 at an odd address; dlx has it copied as float64"),
@@ -485,13 +435,11 @@ class TorchAdapter(Adapter):
             blocks = ("copy", "detach") if obj.requires_grad else ("copy",)  # torch refuses both as well
             return Blocker("it is not initialized yet", "Run the module once first.", also_blocks=blocks)
         if obj.is_nested:
-            return Blocker(
-                "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
-            )
+            fix = "Call .to_padded_tensor(value), or .unbind() and convert the parts."
+            return Blocker("it is nested (ragged)", fix)
         if obj.is_meta:
-            return Blocker(
-                "it is on the meta device, which has no data", "Fill a new one: torch.empty_like(x, device='cpu')."
-            )
+            fix = "Fill a new one: torch.empty_like(x, device='cpu')."
+            return Blocker("it is on the meta device, which has no data", fix)
         if obj.layout is not torch.strided:
             kind = str(obj.layout).removeprefix("torch.")
             return Blocker(f"its layout is {kind}, not strided", "Call .to_dense() first.")
@@ -499,32 +447,25 @@ class TorchAdapter(Adapter):
             return Blocker("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
         forward = torch.autograd.forward_ad
         if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
-            return Blocker(
-                "it carries a forward-mode tangent, which would be lost",
-                "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
-            )
+            fix = "Convert torch.autograd.forward_ad.unpack_dual(t).primal."
+            return Blocker("it carries a forward-mode tangent, which would be lost", fix)
         if not obj.is_cpu and obj.device.type != "cuda":
-            return Blocker(
-                f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
-            )
+            because = f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm"
+            return Blocker(because, "Call .cpu() first.")
         return None
 
     def _without_dlpack(self, obj: Any, dtype: DType | None, storage: Any) -> Blocker | None:
         torch = sys.modules["torch"]
         if obj.dtype is torch.complex32 and obj.is_conj() and obj.is_neg():
+            because = "its conj and neg bits are both set, which torch itself cannot resolve for complex32"
             return Blocker(
-                "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
-                "Call .conj().resolve_neg() first, and conjugate the result.",
-                also_blocks=("copy",),
+                because, "Call .conj().resolve_neg() first, and conjugate the result.", also_blocks=("copy",)
             )
         if dtype is None:
             name = _name_of(obj.dtype)
-            return Blocker(
-                f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
-                "Call .view(torch.uint8) if the bytes are what you need.",
-                DTypeError,
-                also_blocks=("copy",) if _SHELL.fullmatch(name) else (),
-            )
+            because = f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)"
+            fix, blocks = "Call .view(torch.uint8) if the bytes are what you need.", ("copy",)
+            return Blocker(because, fix, DTypeError, also_blocks=blocks if _SHELL.fullmatch(name) else ())
         extent = obj.numel()
         if not extent:
             return None
@@ -541,10 +482,8 @@ class TorchAdapter(Adapter):
         itemsize = obj.element_size()
         needed = (obj.storage_offset() + extent) * itemsize
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
-            return Blocker(
-                "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
-                "Copy it into aligned memory before taking .conj() or .imag.",
-            )
+            because = "its conj or neg bit is set and its data is not aligned, which torch itself crashes on"
+            return Blocker(because, "Copy it into aligned memory before taking .conj() or .imag.")
         if held < needed:
             found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
             because = f"its storage was {found}, and it needs {needed} bytes"
@@ -589,10 +528,8 @@ class TorchAdapter(Adapter):
     def capabilities(self) -> Capabilities:
         self.is_tracing = _is_tracing()
         kind = DEVICES.kind
-        why = (
-            f"this torch ({sys.modules['torch'].__version__}) is built for the host only",
-            "Install one for the device, or leave device out.",
-        )
+        version, fix = sys.modules["torch"].__version__, "Install one for the device, or leave device out."
+        why = f"this torch ({version}) is built for the host only", fix
         return Capabilities(
             dtypes=DTYPES.known(),
             # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
@@ -606,11 +543,9 @@ class TorchAdapter(Adapter):
         array = sys.modules["torch"].from_dlpack(tensor)
         return _lift(array) if self.is_tracing is not None and self.is_tracing() else array
 
-    # ---- inside torch -----------------------------------------------------------------------------------------------
-
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         torch = sys.modules["torch"]
-        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel to copy it
+        if obj.dtype is torch.float4_e2m1fn_x2:  # torch 2.9 has no kernel to copy it
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
             return obj.to(DEVICES.to_native(device))
@@ -660,14 +595,6 @@ def _storage(obj: Any) -> Any:
         if "Failed to allocate" in str(error):
             raise MemoryError from error
         return None
-
-
-def _freeze(torch: Any, storage: Any) -> None:
-    """Forbid a storage to be resized, as `t.numpy()` does: torch has no other interface for it."""
-    if "numpy" not in sys.modules:
-        return
-    with _plainly(torch):
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
 @contextlib.contextmanager

@@ -98,17 +98,11 @@ def _address(name: str) -> int | None:
     return ctypes.cast(getattr(sys.modules["tvm_ffi"].LIB, name), ctypes.c_void_p).value
 
 
-def _unflatten_sequence(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+def _unflatten(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    content: Any = children if keys is None else dict(zip(keys, children, strict=True))
     if new_empty is None:
-        return type(old)(children)
-    new_empty.extend(children)
-    return new_empty
-
-
-def _unflatten_mapping(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    if new_empty is None:
-        return type(old)(dict(zip(keys, children, strict=True)))
-    new_empty.update(dict(zip(keys, children, strict=True)))
+        return type(old)(content)
+    (new_empty.extend if keys is None else new_empty.update)(content)
     return new_empty
 
 
@@ -123,7 +117,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
         types=(f"tvm_ffi.{name}",),
         kind=kind,
         flatten=functools.partial(_elements, name) if sequence else _items,
-        unflatten=_unflatten_sequence if sequence else _unflatten_mapping,
+        unflatten=_unflatten,
         new_empty=(lambda obj: type(obj)()) if mutable else None,
         mutable=mutable,
         elements="same_as",
@@ -143,9 +137,8 @@ class _DTypes(DTypes):
         try:
             return sys.modules["tvm_ffi"].dtype.from_dlpack_data_type(tuple(dtype))
         except ValueError:
-            raise DTypeError(
-                f"tvm_ffi has no word for {dtype}", fix="Its tensors carry it all the same: convert the array."
-            ) from None
+            fix = "Its tensors carry it all the same: convert the array."
+            raise DTypeError(f"tvm_ffi has no word for {dtype}", fix=fix) from None
 
     def from_native(self, native_dtype: Any) -> DType | None:
         return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
@@ -189,9 +182,8 @@ def _exchange() -> Any:
 
 def _reads_tensors(tvm_ffi: Any) -> bool:
     """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in some is what tvm_ffi says of them."""
-    made = [
-        tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in ((3, "float32"), ((2, 5), "int8"), ((), "bool"))
-    ]
+    kinds = (3, "float32"), ((2, 5), "int8"), ((), "bool")
+    made = [tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in kinds]
     if not _dlx_tvm_ffi.find_handles([*made, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle
         return False
     for each in made:
@@ -223,8 +215,7 @@ class TvmFfiAdapter(Adapter):
     )
     known_issues = (
         _proven(
-            "forgets on import that memory is read-only, and exports it as writable",
-            lowers={"keeps_readonly": False},
+            "forgets on import that memory is read-only, and exports it as writable", lowers={"keeps_readonly": False}
         ),
         _proven(
             "has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
@@ -248,13 +239,7 @@ class TvmFfiAdapter(Adapter):
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            dtypes=None,
-            device_types=_DEVICE_TYPES,
-            layouts=Layout.ANY,
-            min_alignment=1,
-            keeps_readonly=True,
-        )
+        return Capabilities(None, device_types=_DEVICE_TYPES, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
 
     def load(self, tensor: Tensor) -> Any:
         return sys.modules["tvm_ffi"].from_dlpack(tensor)

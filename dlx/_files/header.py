@@ -167,9 +167,8 @@ def unreadable(package: str, error: Exception) -> Exception:
 def needed(package: str, kind: str) -> Any:
     """Import the package that reads a kind of file, or raise `FrameworkNotInstalledError`."""
     if importlib.util.find_spec(package) is None:
-        raise FrameworkNotInstalledError(
-            f"{kind} files are read by {package}, which is not installed", fix=f"Install it: pip install {package}."
-        )
+        reason = f"{kind} files are read by {package}, which is not installed"
+        raise FrameworkNotInstalledError(reason, fix=f"Install it: pip install {package}.")
     try:
         return importlib.import_module(package)
     except MemoryError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
@@ -20,7 +19,6 @@ from dlx.adapter.declarations import Blocker
 from dlx.errors import DTypeError, FileError
 
 __all__ = ["Archive", "FileView", "mapped"]
-
 
 V = TypeVar("V")
 
@@ -57,9 +55,8 @@ class Archive(Mapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         item = self._items[key]
         if self.closed:
-            raise FileError(
-                f"it was closed, and {key!r} is not read any more", source=str(self.path), fix="Open it again."
-            )
+            reason = f"it was closed, and {key!r} is not read any more"
+            raise FileError(reason, source=str(self.path), fix="Open it again.")
         return item(self.path.name) if type(item) is partial else item
 
     def __iter__(self) -> Any:
@@ -137,9 +134,7 @@ class FileView(MappingView[str, V]):
     def __enter__(self) -> FileView[V]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _kind(self) -> str:

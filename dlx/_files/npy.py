@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, check_names, exactly, fresh
 from dlx._files.signatures import other_zip
+from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -39,7 +39,6 @@ _METHODS = {
 """How many bytes a compressed one holds at most, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
-_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
 MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
@@ -134,18 +133,11 @@ def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: 
     letter, width = match[2], int(match[3] or 0)
     itemsize = 4 * width if letter == "U" else width
     nbytes = None if letter == "O" else math.prod(shape) * itemsize
-    dtype = _dtype(letter, width)
+    dtype = NUMBERS.get(f"{letter}{width}")
     refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
     return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
-
-
-def _dtype(letter: str, width: int) -> DType | None:
-    allowed = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
-    if width not in allowed.get(letter, ()):
-        return None
-    return DType("bool" if letter == "b" else f"{_KINDS[letter]}{8 * width}")
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------

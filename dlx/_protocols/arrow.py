@@ -137,14 +137,10 @@ class Table(dict[str, Column]):
 
 def _levels(described: Type) -> list[Type]:
     """Return a type and those below it down to its values, a fixed-shape tensor as the outermost one left out."""
-    levels, inner = [], described
-    if described.extension == FIXED_SHAPE and described.children:
-        inner = described.child()
-    while True:
-        levels.append(inner)
-        if not inner.format.startswith("+w:") or not inner.children:
-            return levels
-        inner = inner.child()
+    levels = [described.child() if described.extension == FIXED_SHAPE and described.children else described]
+    while levels[-1].format.startswith("+w:") and levels[-1].children:
+        levels.append(levels[-1].child())
+    return levels
 
 
 def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -155,11 +151,8 @@ def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, .
         said = json.loads(described.metadata[b"ARROW:extension:metadata"])
         inner = tuple(int(extent) for extent in said["shape"])
         order = [int(i) for i in said.get("permutation") or range(len(inner))]
-        if (
-            min(inner, default=0) < 0
-            or math.prod(inner) != math.prod(stored[1:])
-            or sorted(order) != [*range(len(inner))]
-        ):
+        fits = min(inner, default=0) >= 0 and math.prod(inner) == math.prod(stored[1:])
+        if not fits or sorted(order) != [*range(len(inner))]:
             raise ValueError(f"shape {inner} and permutation {order} for {math.prod(stored[1:])} values")
     except Exception as error:
         raise foreign_error(f"the metadata of {FIXED_SHAPE} are wrong:", error, ProtocolError) from error
@@ -175,11 +168,8 @@ def speaks(kind: type) -> bool:
 def method_of(kind: type) -> str:
     """Return the Arrow method to call on objects of a type; raise `LayoutError` if they can be read only once."""
     if hasattr(kind, "__next__") or hasattr(kind, "read_all"):
-        raise LayoutError(
-            "it is a stream of batches, which can be read only once",
-            source=type_name(kind),
-            fix="Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives.",
-        )
+        fix = "Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives."
+        raise LayoutError("it is a stream of batches, which can be read only once", source=type_name(kind), fix=fix)
     return next(name for name in METHODS if hasattr(kind, name))
 
 
@@ -218,11 +208,9 @@ def opened(obj: Any) -> Column | Table:
     for i in range(len(described.children)):
         child = described.child(i)
         if child.name in table:
-            raise LayoutError(
-                f"it has two columns named {child.name!r}, numbers {list(table).index(child.name)} and {i}",
-                source=type_name(type(obj)),
-                fix="Rename one of them, or convert them one by one.",
-            )
+            reason = f"it has two columns named {child.name!r}, numbers {list(table).index(child.name)} and {i}"
+            fix = "Rename one of them, or convert them one by one."
+            raise LayoutError(reason, source=type_name(type(obj)), fix=fix)
         table[child.name] = Column(data, i, type(obj), child)
     return table
 
@@ -296,10 +284,8 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
         bits = _INTEGERS.get(text, 64)
         stored = "[pyarrow]" * (package == "pandas" and text[:2] in ("td", "tt"))
         integers = (calls[3] if calls else f"{many}.cast({{!r}})").format(f"int{bits}{stored}")
-        return (
-            f"DLPack has no dates, times or durations ({name})",
-            f"{call} {integers} first, and keep the unit yourself." if bits else _APART,
-        )
+        fix = f"{call} {integers} first, and keep the unit yourself." if bits else _APART
+        return f"DLPack has no dates, times or durations ({name})", fix
     reason, fix = next((rest for start, *rest in _REFUSED if text.startswith(start)), _OTHER)
     own = _OWN_FIXES.get((package, text[:2])) or _OWN_FIXES.get((package, reason))
     if own and calls and depth:  # its chain begins after the first space

@@ -114,11 +114,9 @@ def _plain(value: Any, depth: int = 0) -> Any:
         if depth >= MAX_DEPTH:
             raise ConversionError(_TOO_DEEP)
         return {"tuple": [_plain(each, depth + 1) for each in value]}
-    raise ConversionError(
-        "it is neither an array, nor a container, nor plain data, and no code goes from process to process",
-        source=type_name(kind),
-        fix="Take it out of what is shared, or give an array or a number in its place.",
-    )
+    reason = "it is neither an array, nor a container, nor plain data, and no code goes from process to process"
+    fix = "Take it out of what is shared, or give an array or a number in its place."
+    raise ConversionError(reason, source=type_name(kind), fix=fix)
 
 
 def _unhashable(nodes: list[Any]) -> int | None:

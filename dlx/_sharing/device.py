@@ -70,10 +70,8 @@ def _device(uuid: str) -> Device:
         device = Device(lib.kDLCUDA, number)
         if _uuid(device) == uuid:
             return device
-    raise DeviceError(
-        "its memory is on a device that this process does not see",
-        fix="Start it with the same devices: CUDA_VISIBLE_DEVICES may leave that one out.",
-    )
+    fix = "Start it with the same devices: CUDA_VISIBLE_DEVICES may leave that one out."
+    raise DeviceError("its memory is on a device that this process does not see", fix=fix)
 
 
 # ---- share -----------------------------------------------------------------------------------------------------------
@@ -105,8 +103,6 @@ def empty(device: Device, nbytes: int) -> Memory:
 
 class Events:
     """One event a device, behind which all that was shared is ready; and the work that makes it so."""
-
-    __slots__ = ("made", "streams")
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}  # dlx's own, by number of the device
@@ -205,10 +201,8 @@ class Attached:
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            raise HandleError(
-                "what it stands for is gone: nobody held it any more",
-                fix="Share it again, and keep the handle until the others have attached.",
-            ) from error
+            fix = "Share it again, and keep the handle until the others have attached."
+            raise HandleError("what it stands for is gone: nobody held it any more", fix=fix) from error
 
 
 def opened(pid: int, said: Any, given: int | None) -> Memory:
@@ -246,10 +240,8 @@ def _taken(pid: int, fd: int, given: int | None) -> Descriptor:
     taken = ffi.new("int *", -1)
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31) or lib.dlx_ipc_take(pid, fd, taken) != lib.DLX_OK:
         name = errno.errorcode.get(ffi.errno, "it is no process, or no descriptor")
-        raise HandleError(
-            f"this process may not take descriptor {fd} of process {pid} ({name})",
-            fix="Send all of handle.filenos(), and pass them: dlx.attach(handle, ..., fd=received).",
-        )
+        fix = "Send all of handle.filenos(), and pass them: dlx.attach(handle, ..., fd=received)."
+        raise HandleError(f"this process may not take descriptor {fd} of process {pid} ({name})", fix=fix)
     return Descriptor(taken[0])
 
 
@@ -271,7 +263,6 @@ def waited(said: Any) -> dict[Device, Any]:
 
 def placed(tensor: Tensor, memory: Memory, keep: Any, point: Any) -> Tensor:
     """Return a tensor that was made of numbers, on its device, after an event."""
-    made = native.tensor_new(
-        tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, memory.device, tensor.flags, keep
-    )
+    facts = tensor.shape, tensor.strides, tensor.dtype, memory.device, tensor.flags
+    made = native.tensor_new(tensor.data_ptr, *facts, keep)
     return made if point is None else cuda.when(made, point)

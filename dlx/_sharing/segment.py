@@ -93,10 +93,8 @@ class Segment:
     def check(self) -> None:
         """Raise HandleError where the descriptor was closed behind dlx's back."""
         if not self._descriptor.is_ours():
-            raise HandleError(
-                f"the descriptor {self.fd} of its segment was closed by somebody else",
-                fix="Leave descriptors open that you did not open (os.closerange, say).",
-            )
+            fix = "Leave descriptors open that you did not open (os.closerange, say)."
+            raise HandleError(f"the descriptor {self.fd} of its segment was closed by somebody else", fix=fix)
 
 
 class _Pages:
@@ -118,7 +116,7 @@ class _Pages:
 class Mapping:
     """A segment in this process's memory; what is over it holds it."""
 
-    __slots__ = ("__weakref__", "_pages", "address", "mode", "segment")
+    __slots__ = ("__weakref__", "_pages", "address", "mode", "pages", "segment")
 
     def __init__(self, segment: Segment, mode: str) -> None:
         self.segment, self.mode = segment, mode
@@ -137,15 +135,10 @@ class Mapping:
                 os.close(fd)
         segment.check()  # so what was mapped is what it stood for, which is never smaller than its size
         if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
-            raise HandleError(
-                "what was mapped is not its segment: its descriptor was replaced, or its header overwritten"
-            )
-        self.address = int(ffi.cast("uintptr_t", self._pages.address))
-
-    @property
-    def pages(self) -> Any:
-        """The address, as cffi takes it."""
-        return self._pages.address
+            why = "its descriptor was replaced, or its header overwritten"
+            raise HandleError(f"what was mapped is not its segment: {why}")
+        self.pages = self._pages.address  # as cffi takes it
+        self.address = int(ffi.cast("uintptr_t", self.pages))
 
 
 def has_huge_pages(size: int) -> bool:
@@ -281,10 +274,8 @@ def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
         what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
         raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
     except PermissionError as error:
-        raise HandleError(
-            f"this process may not look at the files of process {pid}",
-            fix=f"Run both as one user. {_SEND}",
-        ) from error
+        fix = f"Run both as one user. {_SEND}"
+        raise HandleError(f"this process may not look at the files of process {pid}", fix=fix) from error
     except OSError as error:
         _fail(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")
 
@@ -332,11 +323,9 @@ def advise(error: OSError) -> None:
     """Raise an OSError that says what to do, if no descriptor is left."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         whose = "this process" if error.errno == errno.EMFILE else "this machine"
-        raise OSError(
-            error.errno,
-            f"{whose} may open no more files, and each handle and each attached segment keeps one. Raise the limit "
-            "(ulimit -n), close handles, or share one tree instead of many arrays.",
-        ) from error
+        reason = f"{whose} may open no more files, and each handle and each attached segment keeps one."
+        fix = "Raise the limit (ulimit -n), close handles, or share one tree instead of many arrays."
+        raise OSError(error.errno, f"{reason} {fix}") from error
 
 
 def _fail(error: OSError, reason: str) -> NoReturn:

@@ -27,15 +27,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
-from dlx._sharing.segment import (
-    HEADER,
-    Segment,
-    has_huge_pages,
-    new_segment,
-    opened,
-    placed,
-    read_description,
-)
+from dlx._sharing.segment import HEADER, Segment, has_huge_pages, new_segment, opened, placed, read_description
 from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -71,13 +63,13 @@ class _Block(NamedTuple):
     keep: Any  # arrays that keep it
     run: tuple[int, int] | None  # address and bytes; None: it is not one run, and is copied element by element
 
-    def tensor(self, device: Device) -> Tensor:
-        """Return what is copied, as a tensor."""
-        if self.run is None:
-            tensor: Tensor = self.keep
-            return tensor
-        address, size = self.run
-        return native.tensor_new(address, (size,), None, _BYTE, device, READ_ONLY, self.keep)
+    def ends(self, start: int, device: Device, owner: Any) -> tuple[Tensor, Tensor, int]:
+        """Return tensors over what is copied, and where to in new memory from `start` on, and flags of the elements."""
+        source: Tensor = self.keep
+        if self.run is not None:
+            source = native.tensor_new(self.run[0], (self.run[1],), None, _BYTE, device, READ_ONLY, self.keep)
+        flags, place = source.flags & SUBBYTE_PADDED, start + self.offset
+        return source, native.tensor_new(place, source.shape, None, source.dtype, device, flags, owner), flags
 
 
 _Fail = Callable[[DlxError, _Item], None]
@@ -89,11 +81,11 @@ _Fail = Callable[[DlxError, _Item], None]
 def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
     """Put an array, or those of a tree, into shared memory unless they lie there; without `is_copied`, only zeros."""
     handler = lookup.kind(type(obj)).handler
-    failures = _Listed("shared memory", collect=True)
-    if handler is None:
-        tree, objs, sources, path = None, [obj], [lookup.source(obj, target=request.target.name)[1]], None
+    failures, path = _Listed("shared memory", collect=True), None
+    tree = None if handler is None else Tree(obj, handler, failures)
+    if tree is None:
+        objs, sources = [obj], [lookup.source(obj, target=request.target.name)[1]]
     else:
-        tree = Tree(obj, handler, failures)
         objs, sources, path = tree.arrays, tree.sources, tree.path
 
     def fail(error: DlxError, item: _Item) -> None:
@@ -158,12 +150,10 @@ def _place(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _L
 
 def _write(layout: _Layout, nodes: list[Any], names: bytes, is_copied: bool) -> Handle:
     """Make the segment of a layout: its description, and the arrays that are copied."""
-    numbers = [
-        native.tensors_numbers(
-            [item.tensor for item in group], [item.offset for item in group], [item.strides for item in group]
-        )
-        for group in layout.groups
-    ]
+    numbers = []
+    for group in layout.groups:
+        offsets, strides = [item.offset for item in group], [item.strides for item in group]
+        numbers.append(native.tensors_numbers([item.tensor for item in group], offsets, strides))
     export = layout.export
     described = {
         "tree": nodes,
@@ -231,9 +221,7 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
             memory = devices.empty(device, blocks.room)
             stream = events.after(device, None).handle
             for block in blocks.blocks:
-                source = block.tensor(device)
-                flags, place = source.flags & SUBBYTE_PADDED, memory.address + block.offset
-                target = native.tensor_new(place, source.shape, None, source.dtype, device, flags, memory)
+                source, target, flags = block.ends(memory.address, device, memory)
                 check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
         except DlxError as error:
             fail(_unshared(error, waiting[0].tensor), waiting[0])
@@ -266,10 +254,8 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
             raise DlxError("memory of it cannot be read", fix="See whether the file that it maps has become shorter.")
         raise MemoryError(f"a segment of {amount(segment.size)}: {os.strerror(ffi.errno)}")
     for block in odd:
-        source: Tensor = block.keep
         assert mapping is not None
-        flags, place = source.flags & SUBBYTE_PADDED, mapping.address + start + block.offset
-        target = native.tensor_new(place, source.shape, None, source.dtype, HOST, flags, mapping)
+        source, target, flags = block.ends(mapping.address + start, HOST, mapping)
         status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
         if status != lib.DLX_OK:
             raise DlxError(f"it could not be copied: status {status}")
@@ -285,19 +271,15 @@ def _check(tensor: Tensor, *, is_copied: bool) -> None:
         reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
         raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if not is_copied and not tensor.is_host:
-        raise DeviceError(
-            f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}",
-            source=repr(tensor),
-            fix="Make it there: dlx.empty(shape, dtype, device, shared=True).",
-        )
+        reason = f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}"
+        fix = "Make it there: dlx.empty(shape, dtype, device, shared=True)."
+        raise DeviceError(reason, source=repr(tensor), fix=fix)
     if tensor.dtype.code == lib.kDLOpaqueHandle:
         raise DTypeError("its elements are handles, which mean nothing in another process")
 
 
 class _Blocks:
     """What is copied, and the bytes that it takes."""
-
-    __slots__ = ("blocks", "room")
 
     def __init__(self) -> None:
         self.blocks: list[_Block] = []
@@ -427,10 +409,8 @@ def attach_tree(
         if memories:
             at, flags = sum(counts[: len(segments)]), 0 if mode == "write" else READ_ONLY
             if mode == "private":
-                raise DeviceError(
-                    "device memory has no pages that are private to who attaches",
-                    fix="Pass writable=True, or readonly='copy'.",
-                )
+                reason = "device memory has no pages that are private to who attaches"
+                raise DeviceError(reason, fix="Pass writable=True, or readonly='copy'.")
             tensors += _on_devices(handle["pid"], segment, said, numbers[at:], counts[len(segments) :], flags, fds[1:])
     except (HandleError, DeviceError):
         raise
