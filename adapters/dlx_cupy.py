@@ -144,9 +144,6 @@ def _borrowed() -> Any:
     return Borrowed
 
 
-# ---- the adapter -----------------------------------------------------------------------------------------------------
-
-
 class CupyAdapter(Adapter):
     """cupy.ndarray."""
 
@@ -161,8 +158,6 @@ class CupyAdapter(Adapter):
     containers = (
         file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, name: npz[name]),
     )
-
-    # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
         info, blocker = functools.partial(self._info, obj), self._blocker(obj)
@@ -205,8 +200,6 @@ class CupyAdapter(Adapter):
         # Its owner is the memory, not the array: whose shape and strides may be changed.
         address = int(obj.data.ptr) if obj.size else 0
         return over_memory(address, obj.shape, strides, dtype, Device(obj.__dlpack_device__()), owner=obj.data)
-
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
         kinds = ("rocm",) if DEVICES.kind == "rocm" else ("cuda", "cuda_managed")

@@ -122,8 +122,6 @@ class ArrowAdapter(_Arrow, ArrowSource):
         describe=arrow_info,
     )
 
-    # ---- as a producer ----------------------------------------------------------------------------------------------
-
     def shown(self, obj: Any) -> str:
         return str(obj.type)
 
@@ -145,8 +143,6 @@ class ArrowAdapter(_Arrow, ArrowSource):
         if self.lowered.get("tensors_by"):
             return dlx.convert(memoryview(obj), to="dlx")
         return Adapter.export(self, obj)
-
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
         return _TENSORS

@@ -545,7 +545,7 @@ class TorchAdapter(Adapter):
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         torch = sys.modules["torch"]
-        if obj.dtype is torch.float4_e2m1fn_x2:  # torch 2.9 has no kernel to copy it
+        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel to copy it
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
             return obj.to(DEVICES.to_native(device))

@@ -226,8 +226,6 @@ class TvmFfiAdapter(Adapter):
         _proven("a tensor without a handle (moved away, or never made) kills the process when it is asked anything"),
     )
 
-    # ---- as a producer ----------------------------------------------------------------------------------------------
-
     def describe(self, obj: Any) -> Description:
         if not obj.__chandle__():
             because = "it holds no tensor: its handle was moved away, or never set"
@@ -235,8 +233,6 @@ class TvmFfiAdapter(Adapter):
             return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
         tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
         return Description(functools.partial(_describe, self.name, obj, tensor), (), tensor)
-
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities:
         return Capabilities(None, device_types=_DEVICE_TYPES, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)

@@ -23,10 +23,8 @@ MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 class _Signature(NamedTuple):
     """How ``__dlpack__`` of a type is called."""
 
-    function: Any
-    """What stands in the class, a function weakly: its descriptor may make a new one each time."""
-    keywords: dict[str, Any] | None
-    """What is sent where no stream is; None where only a call can tell."""
+    function: Any  # from the class, weakly: its descriptor may make a new one each time
+    keywords: dict[str, Any] | None  # sent if no stream is; None: only a call can tell
     takes_stream: bool
 
 
@@ -93,12 +91,11 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
             capsule = answered(*answer)
         else:
             function, keywords, takes_stream = _signature_of(type(obj))
+            ordered = {} if stream is None else {"stream": stream}
             if keywords is None:
-                capsule = _called_first(obj, function, {} if stream is None else {"stream": stream})
-            elif stream is None or not takes_stream:
-                capsule = obj.__dlpack__(**keywords)
+                capsule = _called_first(obj, function, ordered)
             else:
-                capsule = obj.__dlpack__(**keywords | {"stream": stream})
+                capsule = obj.__dlpack__(**(keywords | ordered if takes_stream else keywords))
     except DlxError:
         raise
     except Exception as error:

@@ -65,24 +65,16 @@ def is_fixed(handler: Container, path: Path) -> bool:
     return not handler.mutable
 
 
-class Options:
+class Options(NamedTuple):
     """The options of a call, shared by calls with the same ones."""
 
-    __slots__ = ("collect", "convert", "flags", "is_tracing", "make", "request", "strict", "to")
-
-    def __init__(
-        self,
-        request: Request,
-        make: Callable[[Any, Container, Scope, Path], Any],  # returns the view of a container, or None
-        convert: Callable[[Any, Container | Adapter, Options, Path], Any],  # of an array, or a whole container
-        to: Any = None,  # the target of the fast path, if no other option is set
-        strict: bool = False,
-        collect: bool = False,
-        flags: int = 0,
-    ) -> None:
-        self.flags, self.is_tracing = flags, request.target.adapter.is_tracing
-        self.request, self.make, self.convert = request, make, convert
-        self.to, self.strict, self.collect = to, strict, collect
+    request: Request
+    make: Callable[[Any, Container, Scope, Path], Any]  # returns the view of a container, or None
+    convert: Callable[[Any, Container | Adapter, Options, Path], Any]  # of an array, or a whole container
+    to: Any = None  # the target of the fast path, if no other option is set
+    strict: bool = False
+    collect: bool = False
+    flags: int = 0  # of the fast path
 
 
 class Moved(NamedTuple):
@@ -235,9 +227,8 @@ class Scope:
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if (
-            name is None or lookup.kind(type(obj)).verdict == "plain"
-        ):  # a ``__dlx_tree__`` object may have become any number, or None
+        # A ``__dlx_tree__`` object may have become any number, or None.
+        if name is None or lookup.kind(type(obj)).verdict == "plain":
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
@@ -351,16 +342,15 @@ class View(Shown):
             me = self._me = ref(self)
             scope, handler, path = self._scope, self._handler, self._path
             options = scope.options
-            self._is_tracing = options.is_tracing
+            self._is_tracing = options.request.target.adapter.is_tracing
             if path is None:
                 scope.root = me
             if options.to is not None and handler.elements != "fresh":
                 known, moved = scope.known, scope.moved
                 owned = scope.owned if scope.owned and is_fixed(handler, path) else None
                 is_inner, flags = path is not None, options.flags
-                self._fast = (
-                    FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
-                )  # fmt: skip
+                call = FAST_PATH, options.to, scope, known, moved
+                self._fast = (*call, handler.identity, me, is_inner, owned, flags)
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a key, converted now if it is not cached."""
@@ -369,9 +359,8 @@ class View(Shown):
             self._begin()
         # A graph's arrays are of no use outside of it.
         if self._is_tracing is not None and is_tracing(scope.options.request.target.adapter):
-            return Scope(scope.options).result(
-                self._at(key) if element is MISSING else element, handler, self._path, key
-            )
+            element = self._at(key) if element is MISSING else element
+            return Scope(scope.options).result(element, handler, self._path, key)
         if handler.elements == "fresh":
             return self._fresh(key, element)
         if element is MISSING:
@@ -423,13 +412,11 @@ class View(Shown):
 
     def _fresh(self, key: Any, element: Any) -> Any:
         """Return the result for an element that the source makes anew each time, and that is kept weakly."""
-        slot = self._slots.get(key)
-        new = slot() if slot is not None else None
+        new = self._slots.get(key, lambda: None)()
         if new is not None:
             return new
         with self._scope.lock():
-            slot = self._slots.get(key)
-            new = slot() if slot is not None else None
+            new = self._slots.get(key, lambda: None)()
             if new is None:
                 if element is MISSING:
                     element = self._at(key)
@@ -503,9 +490,8 @@ class View(Shown):
         done = [f"{path_text(self._handler.path([key], 0), '')}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
-        return (
-            f"<lazy {self._kind()}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
-        )
+        target = self._scope.options.request.target.name
+        return f"<lazy {self._kind()}[{self._count()}] -> {target}, converted: {found}>"
 
     def _done(self) -> list[tuple[Any, Any]]:
         """Return what is converted so far, without reading the source."""

@@ -126,15 +126,12 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
     try:
         if isinstance(what, Adapter):
             return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
-        return convert_tree(
-            obj,
-            what,
-            request,
-            strict=options.strict,
-            collect=options.collect,
-            to=options.to,
-            located=lambda inside: ("", keys_of(path) + inside),
-        )
+
+        def located(inside: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+            return "", keys_of(path) + inside
+
+        strict, collect, to = options.strict, options.collect, options.to
+        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, located=located)
     except REFUSALS as error:
         name_action(error, "convert")  # code of a container may have called another function
         raise
@@ -187,8 +184,7 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
 
 def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
     """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
-    generation = registry.generation
-    return ViewMaker(Options(request, make, _convert, to, flags=flags), generation)
+    return ViewMaker(Options(request, make, _convert, to, flags=flags), registry.generation)
 
 
 def lazy_view(

@@ -96,12 +96,8 @@ def _with_torch(module: Any, cls: type) -> None:
 
 
 def _with_jax(module: Any, cls: type) -> None:
-    module.register_pytree_with_keys(
-        cls,
-        lambda view: _entries(view, module.DictKey, module.GetAttrKey, module.SequenceKey),
-        _built,
-        structure_of,
-    )
+    keys = module.DictKey, module.GetAttrKey, module.SequenceKey
+    module.register_pytree_with_keys(cls, lambda view: _entries(view, *keys), _built, structure_of)
 
 
 def _with_optree(module: Any, cls: type) -> None:

@@ -164,11 +164,8 @@ class SliceView(SequenceView[T]):
     __slots__ = ("_places", "_whole")
 
     def __init__(self, whole: SequenceView[T], places: range) -> None:
-        handler = (
-            TUPLE
-            if whole._is_tuple()
-            else replace(LIST, elements=whole._handler.elements, identity=whole._handler.identity)
-        )
+        of = whole._handler
+        handler = TUPLE if whole._is_tuple() else replace(LIST, elements=of.elements, identity=of.identity)
         super().__init__(Window(whole._source, places), handler, whole._scope, whole._path)
         self._whole, self._places = whole, places
 
