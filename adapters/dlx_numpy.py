@@ -18,45 +18,22 @@ from typing import Any
 import _dlx_numpy
 
 import dlx
-from dlx.adapter import (
-    COMMON_DTYPES,
-    Adapter,
-    ArrayInfo,
-    Arrays,
-    Blocker,
-    Capabilities,
-    Container,
-    Description,
-    Device,
-    DType,
-    DTypes,
-    FastPath,
-    Guard,
-    KnownIssue,
-    Layout,
-    Tensor,
-    WriteTracking,
-    consumed,
-    file_handler,
-    offer,
-    over_memory,
-    type_name,
-    viewed,
-)
+from dlx import adapter as api
 from dlx.errors import DTypeError, LayoutError
 
-HOST = Device("cpu")
-_OWN = {name: name for name in (*COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"} | {"bool": "bool_"}
+HOST = api.Device("cpu")
+_OWN = {name: name for name in (*api.COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"}
+_OWN["bool"] = "bool_"
 # Names in dlx and ml_dtypes -> storage dtype in numpy.
 _ML_DTYPES = {
-    each.name: f"uint{max(each.bits, 8)}" for each in DType.all() if each.name not in _OWN and each.lanes == 1
+    each.name: f"uint{max(each.bits, 8)}" for each in api.DType.all() if each.name not in _OWN and each.lanes == 1
 }
 
 
 class _Interface:
     """A tensor's memory as an `__array_interface__`; numpy keeps it alive as the result's base."""
 
-    def __init__(self, tensor: Tensor, typestr: str) -> None:
+    def __init__(self, tensor: api.Tensor, typestr: str) -> None:
         self.tensor = tensor
         itemsize = int(typestr[2:])
         self.__array_interface__ = {
@@ -68,7 +45,7 @@ class _Interface:
         }
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     """numpy's own dtypes, and those of ml_dtypes, which is imported at first need."""
 
     def native(self, attribute: str) -> Any:
@@ -90,11 +67,11 @@ class _DTypes(DTypes):
     def _registered(self, name: str) -> bool:
         """Make numpy 2.5 and later take a dtype as what it is; whole bytes only. False where that cannot be."""
         register = getattr(sys.modules[self.package].dtypes, "register_dlpack_dtype", None)
-        code, bits, _ = DType(name)
+        code, bits, _ = api.DType(name)
         if register is None or bits % 8:
             return False
         try:
-            register((code, bits), self.to_native(DType(name)))
+            register((code, bits), self.to_native(api.DType(name)))
         except ValueError:  # already registered by other code, with another one
             return False
         return True
@@ -102,7 +79,7 @@ class _DTypes(DTypes):
     def known(self) -> frozenset[str]:
         return super().known() | self._extensions
 
-    def to_native(self, dtype: DType) -> Any:
+    def to_native(self, dtype: api.DType) -> Any:
         if dtype.name in self._extensions:
             return sys.modules[self.package].dtype(getattr(_ml_dtypes(), dtype.name))
         if dtype.name in _ML_DTYPES:
@@ -110,11 +87,11 @@ class _DTypes(DTypes):
             raise DTypeError(reason, fix=fix)
         return super().to_native(dtype)
 
-    def from_native(self, native_dtype: Any) -> DType | None:
+    def from_native(self, native_dtype: Any) -> api.DType | None:
         if isinstance(native_dtype, type):  # a scalar type: numpy.float32, ml_dtypes.bfloat16
             native_dtype = sys.modules[self.package].dtype(native_dtype)
         if native_dtype.type.__module__ == "ml_dtypes" and native_dtype.name in self._extensions:
-            return DType(native_dtype.name)
+            return api.DType(native_dtype.name)
         return super().from_native(native_dtype)
 
     def refusals(self) -> dict[str, tuple[str, str]]:
@@ -130,41 +107,41 @@ class _DTypes(DTypes):
 DTYPES = _DTypes("numpy", _OWN, extension={name: f"ml_dtypes.{name}" for name in _ML_DTYPES})
 
 
-class _Numpy(Adapter):
+class _Numpy(api.Adapter):
     """What arrays and scalars have in common: a scalar is exported as an array made of it."""
 
     name = "numpy"
     package = "numpy"
     dtypes = DTYPES
     known_issues = (
-        KnownIssue(
+        api.KnownIssue(
             does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
             see="https://github.com/numpy/numpy/issues/28599",
             before="2.2.5",
             lowers={"imports_by": "array interface"},
         ),
-        KnownIssue(
+        api.KnownIssue(
             does="exports legacy capsules only, and no read-only array at all",
             see="https://numpy.org/doc/2.1/release/2.1.0-notes.html",
             before="2.1",
             lowers={"exports_by": "address"},
         ),
-        KnownIssue(
+        api.KnownIssue(
             does="holds at most 32 dimensions",
             see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
             before="2.0",
             lowers={"ndims": (0, 32)},
         ),
-        KnownIssue("drops the mask of a masked array on export; dlx refuses it", see="tests/engine/test_defects.py"),
+        api.KnownIssue("drops the mask of a masked array on export; dlx refuses it", "tests/engine/test_defects.py"),
     )
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         array = _plain(obj)
         if _has_own_export(obj) and "exports_by" not in self.lowered and array.dtype.name not in _ML_DTYPES:
             return super().export(obj, stream=stream)
         dtype = DTYPES.from_native(array.dtype)
         assert dtype is not None
-        return over_memory(
+        return api.over_memory(
             _address(array),
             array.shape,
             [stride // array.itemsize for stride in array.strides],
@@ -180,13 +157,13 @@ class _Numpy(Adapter):
 
 
 _FILES = (
-    file_handler("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
+    api.file_handler("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
     # h5py.File is a group. The id is the same for every name of one object in the file.
-    file_handler("h5py.Group", identity=lambda child: getattr(child, "id", None)),
-    file_handler(
+    api.file_handler("h5py.Group", identity=lambda child: getattr(child, "id", None)),
+    api.file_handler(
         "safetensors.safe_open", names=lambda file: file.keys(), read=lambda file, name: file.get_tensor(name)
     ),
-    Container(types=("h5py.Dataset",), kind="wrapper", flatten=lambda dataset: (None, [dataset[()]])),
+    api.Container(types=("h5py.Dataset",), kind="wrapper", flatten=lambda dataset: (None, [dataset[()]])),
 )
 
 
@@ -202,12 +179,12 @@ def _exchange() -> Any:
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
     capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
     for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "complex128"):
-        if not _reads_right(np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2], DType(name)):
+        if not _reads_right(np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2], api.DType(name)):
             return None
     return capsule
 
 
-def _reads_right(array: Any, dtype: DType) -> bool:
+def _reads_right(array: Any, dtype: api.DType) -> bool:
     """Return whether `_dlx_numpy` reads in an array what numpy says of it."""
     strides = tuple(stride // array.itemsize for stride in array.strides)
     expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
@@ -222,7 +199,7 @@ def _keeps_export(kind: Any) -> bool:
     return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 
-def _export_extension(obj: Any) -> Tensor | None:
+def _export_extension(obj: Any) -> api.Tensor | None:
     """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
     native_dtype = obj.dtype
     scalar = native_dtype.type  # numpy dies of the hash of a dtype where memory is lacking
@@ -230,11 +207,11 @@ def _export_extension(obj: Any) -> Tensor | None:
     dtype = _extension_of(scalar) if known else None
     if dtype is None:
         return None
-    return viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
+    return api.viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
 @functools.cache  # these types live as long as ml_dtypes
-def _extension_of(scalar: type) -> DType | None:
+def _extension_of(scalar: type) -> api.DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
     np = sys.modules["numpy"]
     dtype = DTYPES.from_native(np.dtype(scalar))
@@ -247,9 +224,9 @@ def _extension_of(scalar: type) -> DType | None:
     return dtype
 
 
-def _export_scalar(obj: Any) -> Tensor:
+def _export_scalar(obj: Any) -> api.Tensor:
     """Return a tensor over an array of its own for a scalar."""
-    return consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
+    return api.consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
@@ -263,12 +240,12 @@ _MEANINGS = (
 _MEANT = tuple(name for name, *_ in _MEANINGS)
 
 
-def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
     """Return the description of an array of which there is a tensor: less is asked of it."""
     base, kind, name = obj.base, type(obj), "numpy.ndarray"
     if kind is not sys.modules["numpy"].ndarray:
-        obj, name = _plain(obj), type_name(kind)
-    return ArrayInfo(
+        obj, name = _plain(obj), api.type_name(kind)
+    return api.ArrayInfo(
         framework,
         name,
         tensor.dtype,
@@ -279,7 +256,7 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
         tensor.nbytes,
         tensor.readonly,
         tensor.data_ptr if obj.size else 0,
-        name if base is None else type_name(type(base)),
+        name if base is None else api.type_name(type(base)),
         _PROTOCOLS,
     )
 
@@ -295,53 +272,53 @@ class NumpyAdapter(_Numpy):
     types = ("numpy.ndarray",)
     namespaces = ("array_api_compat.numpy", "numpy")
     containers = _FILES
-    fast_path = FastPath(
+    fast_path = api.FastPath(
         types=("numpy.ndarray",),
         subclasses=_keeps_export,
         exchange=_exchange,
         export=_export_extension,
         unblocks=True,
         checks_same=True,  # arrays of objects are refused everywhere
-        guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
+        guards=tuple(api.Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
     )
-    writes = WriteTracking(guarded=_guarded)
+    writes = api.WriteTracking(guarded=_guarded)
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         if type(obj) is sys.modules["numpy"].ndarray and obj.dtype.isbuiltin == 1 and "exports_by" not in self.lowered:
             try:  # numpy's own export is harmless, knows best, and is the fastest way
-                tensor = consumed(obj.__dlpack__(max_version=(1, 0)))
-                return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
+                tensor = api.consumed(obj.__dlpack__(max_version=(1, 0)))
+                return api.Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
             except BufferError:
                 pass
         info = functools.partial(self._info, obj)
         blockers = tuple(self._blockers(obj))
         own = _has_own_export(obj)
-        return Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
+        return api.Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
 
-    def _blockers(self, obj: Any) -> Iterator[Blocker]:
+    def _blockers(self, obj: Any) -> Iterator[api.Blocker]:
         for name, because, fix in _MEANINGS if type(obj) is not sys.modules["numpy"].ndarray else ():
             said = None if callable(getattr(type(obj), name, None)) else getattr(obj, name, None)
             if said is not None:
-                yield Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
+                yield api.Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
         obj = _plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
+            yield api.Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
         elif not obj.dtype.isnative:
             because = f"its elements ({obj.dtype.str}) are in the other byte order"
-            yield Blocker(because, resolution=_native_order, needs="copy")
+            yield api.Blocker(because, resolution=_native_order, needs="copy")
         elif not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            yield Blocker(because, resolution=self.copy, needs="copy")
+            yield api.Blocker(because, resolution=self.copy, needs="copy")
 
-    def _info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> api.ArrayInfo:
         kind, base, obj = type(obj), obj.base, _plain(obj)
         itemsize = obj.dtype.itemsize
         whole = itemsize and _whole_elements(obj)
-        return ArrayInfo(
+        return api.ArrayInfo(
             framework=self.name,
-            type_name=type_name(kind),
+            type_name=api.type_name(kind),
             dtype=DTYPES.from_native(_native(obj.dtype)),
             # A structure's is long, and it may be of a class that goes.
             dtype_name=_name_of(obj.dtype) if obj.dtype.names is None else obj.dtype.name,
@@ -351,14 +328,14 @@ class NumpyAdapter(_Numpy):
             nbytes=obj.nbytes,
             readonly=not obj.flags.writeable,
             address=_address(obj),
-            owner=type_name(kind if base is None else type(base)),
+            owner=api.type_name(kind if base is None else type(base)),
             protocols=_PROTOCOLS,
         )
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
+    def capabilities(self) -> api.Capabilities:
+        return api.Capabilities(
             dtypes=DTYPES.known(),
-            layouts=Layout.ANY,
+            layouts=api.Layout.ANY,
             min_alignment=1,
             keeps_readonly=True,
             subbyte="padded",
@@ -366,7 +343,7 @@ class NumpyAdapter(_Numpy):
             refusals=DTYPES.refusals(),
         )
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         np = sys.modules["numpy"]
         if "imports_by" not in self.lowered:
             array = np.from_dlpack(tensor)
@@ -378,7 +355,7 @@ class NumpyAdapter(_Numpy):
             array.flags.writeable = False
         return array
 
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         return obj.copy(order="K")
 
 
@@ -388,19 +365,19 @@ class NumpyScalarAdapter(_Numpy):
     name = "numpy scalar"
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
-    arrays = Arrays(root_only=True)
-    fast_path = FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
+    arrays = api.Arrays(root_only=True)
+    fast_path = api.FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         refused = _why_refused(obj.dtype)
         because, make = "a scalar is a value, not memory to share", sys.modules["numpy"].array
-        blocker = Blocker(*refused, DTypeError) if refused else Blocker(because, resolution=make, needs="copy")
-        return Description(functools.partial(self._info, obj), (blocker,))
+        blocker = api.Blocker(*refused, DTypeError) if refused else api.Blocker(because, resolution=make, needs="copy")
+        return api.Description(functools.partial(self._info, obj), (blocker,))
 
-    def _info(self, obj: Any) -> ArrayInfo:
-        kind, dtype = type_name(type(obj)), DTYPES.from_native(_native(obj.dtype))
+    def _info(self, obj: Any) -> api.ArrayInfo:
+        kind, dtype = api.type_name(type(obj)), DTYPES.from_native(_native(obj.dtype))
         facts = (), (), HOST, obj.nbytes, True
-        return ArrayInfo(self.name, kind, dtype, obj.dtype.name, *facts, owner=kind, protocols=("buffer",))
+        return api.ArrayInfo(self.name, kind, dtype, obj.dtype.name, *facts, owner=kind, protocols=("buffer",))
 
 
 @functools.cache
@@ -473,4 +450,4 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     return None
 
 
-dlx_adapters = offer(NumpyAdapter(), NumpyScalarAdapter())
+dlx_adapters = api.offer(NumpyAdapter(), NumpyScalarAdapter())
