@@ -6,8 +6,7 @@ export it under the code of an ordinary float. Shared: every layout. Copied: rea
 cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
 elements.
 
-Streams: cupy has a current one per thread and device. Arrays are exported without an event of their own; dlx
-synchronizes streams once per conversion.
+Streams: cupy has a current one per thread and device; dlx synchronizes streams once per conversion.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ DTYPES = _DTypes("cupy", {name: name for name in _NAMES} | {"bool": "bool_"})
 class _Devices(api.Devices):
     @functools.cached_property
     def kind(self) -> str:
-        """What this build is for."""
+        """The device of this build: "cuda" or "rocm"."""
         return "rocm" if sys.modules["cupy"].cuda.runtime.is_hip else "cuda"
 
     def to_native(self, device: api.Device) -> Any:
@@ -97,7 +96,7 @@ def _asked_by_number() -> tuple[Any, str]:
 def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which cupy works on a stream of another."""
     kept = stream.keep
-    # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
+    # cupy's own streams are entered. Others get a wrapper that never destroys the stream.
     if not (isinstance(kept, sys.modules["cupy"].cuda.Stream) and kept.ptr in (stream.handle, 0)):
         kept = _borrowed()(stream.handle, stream.device.id)
     # A stream is entered while its device is current. The current device is per thread and not to be changed.
@@ -217,7 +216,7 @@ class CupyAdapter(api.Adapter):
 
 
 def _is_capturing(stream: Any) -> bool:
-    return bool(stream.ptr and stream.is_capturing())  # the default stream cannot, and must not be asked meanwhile
+    return bool(stream.ptr and stream.is_capturing())  # the default stream cannot, and must not be asked then
 
 
 def _whole_elements(obj: Any) -> bool:

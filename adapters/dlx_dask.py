@@ -1,7 +1,7 @@
 """dask for dlx: dask.array.Array, whose chunks are converted when they are computed.
 
 As a source: nothing is computed. The result is an array of dask again, with the same chunks, and each is converted
-where it is computed, in a thread or in another process. dask puts chunks together itself: it is told how for torch,
+where it is computed, in a thread or in another process. dask puts chunks together itself: dlx registers how for torch,
 jax, tensorflow and mlx. What needs the data at once (`dlx.describe` does not) is refused, and names `.compute()`.
 As a target: numpy's array over the same memory, cut into chunks by dask.
 """

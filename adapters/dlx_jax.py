@@ -106,7 +106,7 @@ class _Devices(api.Devices):
         raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of {name}: {name}:0 and so on.")
 
     def host(self, number: int) -> Any:
-        """Return the host device of a number; the first one where there is none of it."""
+        """Return the host device of a number; if it is missing, the first one."""
         preferred = self.preferred()  # mostly that one, and found sooner
         if preferred.platform == "cpu" and preferred.local_hardware_id == number:
             return preferred
@@ -169,7 +169,7 @@ DEVICES = _Devices()
 
 
 def _exchange() -> Any:
-    """Return a table that exports buffers, where there is one host device: a buffer does not say on which it is."""
+    """Return a table that exports buffers, if there is one host device: a buffer does not name its device."""
     there = DEVICES.has_host() and len(sys.modules["jax"].local_devices(backend="cpu")) == 1
     return api.buffer_exchange() if there else None
 
@@ -448,7 +448,7 @@ _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", Tr
 
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
-    """Return (reason, fix) for what jax has and does not take; `platforms` are set where the host is not among them."""
+    """Return (reason, fix) for dtypes that jax does not take; `platforms` is set if the host is not among them."""
     found = {name: (f"jax makes no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
         found[name] = f"jax would narrow {name} to {api.DType(name).bits // 2} bits, since x64 is off", _X64_ON
@@ -513,7 +513,7 @@ def _is_row_major(tensor: api.Tensor) -> bool:
 
 
 def _strides(obj: Any) -> tuple[int, ...] | None:
-    """Return the strides in elements that jax's layout stands for."""
+    """Return the strides of jax's layout, in elements."""
     layout = obj.format.layout
     if layout is None:
         return None

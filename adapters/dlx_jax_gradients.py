@@ -1,4 +1,4 @@
-"""How jax differentiates, for `dlx_jax`: functions of other frameworks in what it traces, its own for others."""
+"""How jax differentiates, for `dlx_jax`: other frameworks' functions in its traces, its own for others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_differentiable(array: Any) -> bool:
 
 
 def _arrays(objs: Iterable[Any]) -> list[Any]:
-    """Return arrays for what jax passes on to a function: Python's numbers may be among it."""
+    """Return arrays for arguments of a function, among which jax may pass Python's numbers."""
     jax = sys.modules["jax"]
     return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
 
@@ -52,7 +52,7 @@ def _parted_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[b
 
 
 def _pulled(pull: Any, results: Sequence[Any], which: Sequence[bool], gradients: Sequence[Any]) -> list[Any]:
-    """Return what a pullback of jax gives for gradients, in the convention of `GradSupport`."""
+    """Return the results of a pullback of jax, in the convention of `GradSupport`."""
     given = [
         sys.modules["jax"].numpy.zeros(result.shape, result.dtype) if gradient is None else gradient
         for result, gradient, is_one in zip(results, gradients, which, strict=True)
@@ -98,7 +98,7 @@ def _recorded(dtypes: DTypes, operation: Operation, states: int) -> Any:
         like = [
             jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(operands)
         ]
-        # numpy arrays are what the callback's thread may make: jax's own could wait for it.
+        # The callback's thread may make numpy arrays only: jax's own could wait for it.
         return jax.pure_callback(lambda *now: operation(now, "numpy"), like, *operands, vmap_method="sequential")
 
     def forward(*primals: Any) -> Any:
@@ -137,7 +137,7 @@ def _taken(tensor: Any, imported: Callable[[Tensor], Any], host: bool) -> Any:
 
 
 def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
-    """Return writable tensors over what jax has just computed, and nobody else has; others as they are."""
+    """Return writable tensors over new results of jax that no one else has; others unchanged."""
     found = []
     for array, known in zip(arrays, own, strict=True):
         if known is None or not host or not array.size or _is_tracked(array):
@@ -149,7 +149,7 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
 
 
 class _Trace:
-    """What is known of a compiled derivative once jax has traced it; called while jax traces the way back."""
+    """A compiled derivative that jax has traced; called while jax traces the way back."""
 
     def __init__(
         self, dtypes: DTypes, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]

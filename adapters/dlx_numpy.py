@@ -65,7 +65,7 @@ class _DTypes(api.DTypes):
         return {name: _ML_DTYPES[name] for name in self._extensions}  # what numpy was told, `_dlx_numpy` was not
 
     def _registered(self, name: str) -> bool:
-        """Make numpy 2.5 and later take a dtype as what it is; whole bytes only. False where that cannot be."""
+        """Make numpy 2.5 and later take a dtype of whole bytes under its name; return whether it does."""
         register = getattr(sys.modules[self.package].dtypes, "register_dlpack_dtype", None)
         code, bits, _ = api.DType(name)
         if register is None or bits % 8:
@@ -174,7 +174,7 @@ def _guarded(obj: Any, writable: bool) -> Any:
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_numpy`, if what it reads in real arrays is what numpy says of them."""
+    """Return the table of `_dlx_numpy`, if it reads real arrays right."""
     np = sys.modules["numpy"]
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
     capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
@@ -225,13 +225,13 @@ def _extension_of(scalar: type) -> api.DType | None:
 
 
 def _export_scalar(obj: Any) -> api.Tensor:
-    """Return a tensor over an array of its own for a scalar."""
+    """Return a tensor over a new array for a scalar."""
     return api.consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
-# What a subclass may say of its elements that no other framework keeps: (attribute, reason, fix).
+# Attributes of subclasses that no other framework keeps: (attribute, reason, fix).
 _MEANINGS = (
     ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask apart."),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
@@ -241,7 +241,7 @@ _MEANT = tuple(name for name, *_ in _MEANINGS)
 
 
 def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
-    """Return the description of an array of which there is a tensor: less is asked of it."""
+    """Return the description of an array that has a tensor, which answers most of it."""
     base, kind, name = obj.base, type(obj), "numpy.ndarray"
     if kind is not sys.modules["numpy"].ndarray:
         obj, name = _plain(obj), api.type_name(kind)
@@ -261,7 +261,7 @@ def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInf
     )
 
 
-@functools.lru_cache(maxsize=64)  # numpy writes a name anew each time
+@functools.lru_cache(maxsize=64)  # numpy makes the text each time
 def _name_of(native_dtype: Any) -> str:
     return str(native_dtype)
 
@@ -351,7 +351,7 @@ class NumpyAdapter(_Numpy):
             return np.asarray(_Interface(tensor, DTYPES.to_native(tensor.dtype).str))
         else:
             array = np.empty(tensor.shape, DTYPES.to_native(tensor.dtype))  # the interface needs an address
-        if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
+        if tensor.readonly and array.flags.writeable:  # without an address numpy makes new memory
             array.flags.writeable = False
         return array
 
@@ -360,7 +360,7 @@ class NumpyAdapter(_Numpy):
 
 
 class NumpyScalarAdapter(_Numpy):
-    """numpy's scalars: values, not memory, so each conversion makes a 0-d array of its own."""
+    """numpy's scalars: values, not memory, so each conversion makes a new 0-d array."""
 
     name = "numpy scalar"
     types = ("numpy.generic",)
@@ -390,7 +390,7 @@ def _ml_dtypes() -> Any:
 
 
 def _plain(obj: Any) -> Any:
-    """Return an array as numpy sees it: a subclass may say of itself what is not so."""
+    """Return an array as numpy sees it: attributes of a subclass may be wrong."""
     ndarray = sys.modules["numpy"].ndarray
     return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 

@@ -2,7 +2,7 @@
 
 Versions: 1.32 and later. Devices: the host; values on a GPU leave. Dtypes: bool, (u)int2 to 64, float16, bfloat16,
 float32, float64, five float8 kinds and float4.
-Shared: compact row-major data. Copied: read-only memory, and what is strided otherwise. Refused: strings, sequences,
+Shared: compact row-major data. Copied: read-only memory, and other strides. Refused: strings, sequences,
 maps, optional values without one, and sparse tensors.
 """
 
@@ -31,7 +31,7 @@ class _DTypes(api.DTypes):
 
 class _Devices(api.ReportedDevices):
     def of(self, obj: Any) -> api.Device | None:
-        return super().of(obj) if obj.is_tensor() else api.Device("cpu")  # others raise where they are asked
+        return super().of(obj) if obj.is_tensor() else api.Device("cpu")  # others raise if they are asked
 
 
 class OnnxRuntimeAdapter(api.Adapter):

@@ -63,7 +63,7 @@ class PaddleAdapter(api.Adapter):
 
     def load(self, tensor: api.Tensor) -> Any:
         paddle = sys.modules["paddle"]
-        if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
+        if 0 in tensor.shape:  # they share one address: each would be the second one (`known_issues`)
             signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # it makes no wide unsigned ones
             return signed.view(self.dtypes.to_native(tensor.dtype))
         return paddle.from_dlpack(tensor)

@@ -18,7 +18,7 @@ from dlx.errors import DlxError, DTypeError, LayoutError
 
 
 def _is_long(dtype: Any) -> bool:
-    """Return whether a dtype of numpy is C's long double, or complex of it, where that is no double."""
+    """Return whether a dtype of numpy is C's long double, or complex of it, and wider than a double."""
     return dtype.char in "gG" and dtype.itemsize > (8 if dtype.char == "g" else 16)
 
 

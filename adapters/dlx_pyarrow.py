@@ -64,7 +64,7 @@ _before_26 = functools.partial(api.KnownIssue, see="https://arrow.apache.org/doc
 
 
 class _Arrow(api.Adapter):
-    """What its arrays and tensors have in common."""
+    """The facts that its arrays and tensors share."""
 
     name = "pyarrow"
     package = "pyarrow"

@@ -2,8 +2,8 @@
 
 Versions: 2.21 and later. Devices: the host; tensors on a GPU leave. Dtypes: bool, (u)int8 to 64, float16, bfloat16,
 float32, float64, complex64 and 128.
-Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: what is strided
-otherwise or less aligned, of which tensorflow dies.
+Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: other strides
+and lower alignments, of which tensorflow dies.
 Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
 sparse and ragged tensors.
 

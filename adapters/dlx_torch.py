@@ -42,7 +42,7 @@ _GUARDS = api.Guard("requires_grad", _GRAD), api.Guard("is_conj", _CONJ, kinds=(
 
 
 def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
-    """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
+    """Make a new ParameterList or ParameterDict, which would wrap plain tensors in parameters."""
     torch = sys.modules["torch"]
     if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
         raise TypeError("plain tensors would become parameters")
@@ -117,11 +117,11 @@ DTYPES = _DTypes(
 
 
 class _Devices(api.Devices):
-    """The host, and what this build of torch calls "cuda"."""
+    """The host, and the devices that this build of torch calls "cuda"."""
 
     @functools.cached_property
     def kind(self) -> str:
-        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
+        """Which devices this build calls "cuda": "cuda" or "rocm"; empty if it has none."""
         version = sys.modules["torch"].version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 
@@ -156,7 +156,7 @@ class _Devices(api.Devices):
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
         if _is_tracing()():
-            return None  # `load` lifts what dlx allocates
+            return None  # `load` lifts memory that dlx allocates
         # Plain memory, whatever mode the caller is in.
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
@@ -210,7 +210,7 @@ def _keeps_memory(kind: Any) -> bool:
     return (
         kind.__dlpack__ is tensor.__dlpack__
         and kind.__torch_dispatch__ == tensor.__torch_dispatch__
-        and len(set(answers)) == 1  # one of its own sees the export
+        and len(set(answers)) == 1  # another function would see the export
     )
 
 
@@ -222,7 +222,7 @@ def _exchange() -> Any:
 
 
 def _is_tracing() -> Any:
-    """Return the function that says whether torch traces, or transforms, what this thread makes."""
+    """Return the function that says whether torch traces, or transforms, new arrays of this thread."""
     inner = sys.modules["torch"]._C
 
     def ask() -> bool:
@@ -256,7 +256,7 @@ def _mark_written(obj: Any) -> None:
 
 @functools.cache
 def _guard_function() -> tuple[Any, frozenset[str]] | None:
-    """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
+    """Return the function of `_dlx_torch`, if its answers about real tensors are right."""
     torch, function = sys.modules["torch"], _dlx_torch.guard_function()
     if function is None:
         return None
@@ -282,12 +282,12 @@ def _protocols(kind: type) -> tuple[str, ...]:
 
 
 def _is_materialised(obj: Any) -> bool:
-    """Return whether a tensor has memory of its own: an export of a copy-on-write one would copy it."""
+    """Return whether a tensor owns its memory: the export of a copy-on-write one would copy it."""
     return not sys.modules["torch"]._C._is_cow_tensor(obj)
 
 
 def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
-    """Return the description of a host tensor without blockers, of which there is one of dlx: less is asked of it."""
+    """Return the description of a host tensor without blockers; the tensor of dlx answers most of it."""
     nbytes, kind = tensor.nbytes, type(obj)
     return api.ArrayInfo(
         framework,
@@ -469,7 +469,7 @@ class TorchAdapter(api.Adapter):
         torch = sys.modules["torch"]
         kind = type(obj)
         with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
-            if torch.nn.parameter.is_lazy(obj):  # it raises whatever it is asked for
+            if torch.nn.parameter.is_lazy(obj):  # every question raises
                 return api.ArrayInfo(self.name, api.type_name(kind), device=_device_of(obj), protocols=_protocols(kind))
             strided = obj.layout is torch.strided and not obj.is_nested
             plain = self._without_memory(obj) is None
@@ -563,7 +563,7 @@ def _device_of(obj: Any) -> api.Device | None:
 
 
 def _storage(obj: Any) -> Any:
-    """Return the storage behind a tensor, or None where there is none (wrapper subclasses)."""
+    """Return the storage behind a tensor; None for wrapper subclasses."""
     try:
         return obj.untyped_storage()
     except RuntimeError as error:  # and NotImplementedError

@@ -64,7 +64,7 @@ def _node() -> Any:
             wanted, before = ctx.needs_input_grad[1:], _random_state()
             results, pullback = operation.vjp(tensors, wanted)
             ctx.random = before, _random_state()  # the function may call one of torch, which draws
-            # What torch saves it releases after backward, or keeps (retain_graph). Of an attribute it knows nothing.
+            # Saved tensors are released after backward, or kept (retain_graph); torch does not know about attributes.
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
             ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted

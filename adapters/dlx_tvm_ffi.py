@@ -7,7 +7,7 @@ Refused: elements that are padded to whole bytes, and tensors whose handle was m
 
 Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
 that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
-the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and compared by their
+the elements unconverted, for the framework of `to`. Each access makes a new wrapper; elements are compared by their
 handle.
 
 Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx synchronizes streams
@@ -151,7 +151,7 @@ def _on_stream(stream: api.Stream) -> Iterator[None]:
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, a table of its own makes tensors."""
+    """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, its own table makes tensors."""
     tvm_ffi = sys.modules["tvm_ffi"]
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
     maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
@@ -161,7 +161,7 @@ def _exchange() -> Any:
 
 
 def _reads_tensors(tvm_ffi: Any) -> bool:
-    """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in some is what tvm_ffi says of them."""
+    """Return whether `_dlx_tvm_ffi` may read tensors in place: it reads some right."""
     kinds = (3, "float32"), ((2, 5), "int8"), ((), "bool")
     made = [tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in kinds]
     if not _dlx_tvm_ffi.find_handles([*made, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle

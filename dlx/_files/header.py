@@ -1,4 +1,4 @@
-"""What the reader of a format returns: the arrays that a file holds, known from its header."""
+"""`Contents`: the arrays of a file, as its header describes them; and helpers of all readers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
-MAX_BYTES = 1 << 63  # of an array, and what an extent stays below
+MAX_BYTES = 1 << 63  # of an array; extents stay below
 AGAIN = "Write it or fetch it again."
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
 
@@ -107,13 +107,13 @@ class Stored(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     kind: str  # ".npy", ".safetensors" and so on
     entries: Sequence[Stored]
-    metadata: Mapping[str, Any] = {}  # what the file says about itself
+    metadata: Mapping[str, Any] = {}  # of the file
     notes: tuple[str, ...] = ()  # what else it holds
-    close: Callable[[], object] | None = None  # closes what reads it
+    close: Callable[[], object] | None = None  # closes its reader
 
 
 def exactly(file: BinaryIO | Any, count: int) -> bytes:

@@ -42,7 +42,7 @@ def _array(stored: Stored, memory: Memory, file: str) -> Any:
 
 
 class Archive(Mapping[Any, Any]):
-    """What a file holds, by name. A tensor is made anew each time it is asked for."""
+    """The contents of a file, by name. Each access makes a new tensor."""
 
     def __init__(
         self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], closing: list[Callable[[], object]]
@@ -70,7 +70,7 @@ class Archive(Mapping[Any, Any]):
         return self._items.keys()
 
     def close(self) -> None:
-        """Give nothing out any more; what was given out keeps its memory."""
+        """Refuse further reads; arrays that were read keep their memory."""
         self.closed = True
         self._items = dict.fromkeys(self._items)
         while self._closing:
@@ -119,7 +119,7 @@ class FileView(MappingView[str, V]):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the file says about itself, by name.
+        """The metadata of the file, by name.
 
         The metadata of .safetensors and .gguf files; in HDF5 the attributes, those of a member as ``"member@name"``.
         Empty for other formats.

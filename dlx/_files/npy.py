@@ -120,7 +120,7 @@ def _literal(text: str) -> Any:
 
 
 def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
-    """Return an array whose dtype is said as ``numpy.dtype.descr`` or ``.str`` say it."""
+    """Return an array whose dtype is written as ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
         fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
         refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
@@ -202,7 +202,7 @@ def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
             yield archive
     except (FileError, MemoryError):
         raise
-    except Exception as error:  # each method of compression has exceptions of its own
+    except Exception as error:  # each method of compression has other exceptions
         # EINVAL is an offset before the file, no number a damaged stream, RuntimeError a lock that cannot be allocated.
         of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
         if not of_file:
@@ -228,7 +228,7 @@ def read_npz(file: File) -> Contents:
 
 def start_of(file: File, member: zipfile.ZipInfo) -> int:
     """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
-    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has a position of its own
+    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has another position
     if len(head) < 30:
         raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
     name, extra = struct.unpack_from("<HH", head, 26)
@@ -287,7 +287,7 @@ def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
         expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # knows the header that zip writes
     else:
         expander = importlib.import_module("bz2").BZ2Decompressor()
-    for begin in range(0, len(packed), 4096):  # neither of the two bounds what comes out
+    for begin in range(0, len(packed), 4096):  # neither of the two bounds its output
         if not expander.eof:
             yield expander.decompress(bytes(packed[begin : begin + 4096]))
 
@@ -307,7 +307,7 @@ def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data
                 break
     except MemoryError:
         raise
-    except Exception as error:  # each method has exceptions of its own
+    except Exception as error:  # each method has other exceptions
         raise FileError(f"its compressed data are damaged: {error}", fix=AGAIN) from error
     if at + skip != member.file_size or check != member.CRC:
         raise FileError("its compressed data do not match their length and checksum", fix=AGAIN)

@@ -1,4 +1,4 @@
-"""Files that another library reads, into memory-mapped objects of its own: Arrow IPC by pyarrow, .pt by torch."""
+"""Files that another library maps into its own objects: Arrow IPC by pyarrow, .pt by torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _check_end(ipc: Any, mapped: Any, size: int) -> None:
 
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:
     """Load a checkpoint of torch, tensors and plain data only, memory-mapped; return it, and where it was saved."""
-    with opened_zip(file) as archive:  # torch reads whole what is not a tensor's data
+    with opened_zip(file) as archive:  # torch reads all members whole but the tensors' data
         data: list[Any] = []
         others: list[Any] = []
         for each in archive.infolist():

@@ -68,7 +68,7 @@ def kind_of(file: File) -> str:
     other = other_file(start)
     if other is not None:
         raise other
-    if suffix in _BY_NAME:  # its reader says what is wrong
+    if suffix in _BY_NAME:  # its reader finds the fault
         return _BY_NAME[suffix]
     read = ".npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5"
     raise FileError(f"its first bytes are those of no format that dlx reads: {read}")

@@ -32,7 +32,7 @@ _NAMES = {
 }  # fmt: skip
 _DTYPES = {word: DType(name) for word, name in _NAMES.items()}
 WORDS = {dtype: word for word, dtype in _DTYPES.items()}
-"""What the format calls each dtype that it has."""
+"""The format's name of each dtype that it has."""
 
 
 def read_safetensors(file: File) -> Contents:
@@ -122,7 +122,7 @@ def index_in(folder: Path) -> Path:
 
 
 def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
-    """Return what an index says of the whole, and the names of the tensors in each file, all in the index's folder."""
+    """Return the contents that an index states, and the names of the tensors in each file of its folder."""
     if file.size > MAX_HEADER:
         raise FileError(f"it holds {amount(file.size)}, and dlx reads at most {amount(MAX_HEADER)}")
     index = _parsed(exactly(file.handle, file.size), "text")

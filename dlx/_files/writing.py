@@ -30,7 +30,7 @@ PIECE = 4 << 20  # bytes that are written at a time
 
 
 class Item(NamedTuple):
-    """One array to be written: what is known of it before it is read, and how it is read."""
+    """One array to be written: its name, dtype and shape, and a function that reads it."""
 
     name: str
     dtype: DType
@@ -236,7 +236,7 @@ _KNOWN: dict[str, Callable[[DType], Any]]
 _KNOWN = {".safetensors": _word, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
 FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
 FORMATS = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".arrow": _arrow}
-"""What is written, by the end of the file's name."""
+"""The writers, by the end of the file's name."""
 
 
 def write(

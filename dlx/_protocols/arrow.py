@@ -1,7 +1,7 @@
 """Arrow's PyCapsule interface: an object in, its columns out. No Arrow library is needed.
 
-What an object gives out is asked for once. It is kept as a whole, by every tensor over one of its columns: columns of a
-table share their batches' memory and its release.
+An object is asked for its data once. Every tensor over one of its columns keeps all of it: columns of a table share
+their batches' memory and its release.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Column:
         return self._shaped(native.arrow_tensor(self._data, self.number, False))
 
     def gathered(self) -> Tensor:
-        """Return a tensor of its own memory: chunks joined, bools in a byte each."""
+        """Return a tensor over new memory: chunks joined, bools in a byte each."""
         return self._shaped(native.arrow_tensor(self._data, self.number, True))
 
     def _shaped(self, tensor: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _levels(described: Type) -> list[Type]:
 
 
 def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of an array of tensors, from what its metadata say."""
+    """Return shape and strides of an array of tensors, from its metadata."""
     import json
 
     try:
@@ -174,7 +174,7 @@ def method_of(kind: type) -> str:
 
 
 def _open(obj: Any) -> tuple[object, Type]:
-    """Ask an object for what it has; return it with its type."""
+    """Ask an object for its data; return them with their type."""
     method = method_of(type(obj))
     try:
         answer = native.producer_answer(obj)
@@ -188,7 +188,7 @@ def _open(obj: Any) -> tuple[object, Type]:
     except Exception as error:
         raise foreign_error(f"{method}() failed:", error) from error
     finally:
-        answer = None  # else what was raised keeps itself, by the frame in its traceback
+        answer = None  # else an error keeps itself, by the frame in its traceback
 
 
 def column(obj: Any) -> Column:
@@ -215,7 +215,7 @@ def opened(obj: Any) -> Column | Table:
     return table
 
 
-# ---- what is no number -----------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 _CALLS = {  # how a package's users drop nulls, fill them, flatten lists, and make integers of dates and of categories
     "polars": (".drop_nulls()", ".fill_null(value)", ".explode()", ".to_physical()", ".to_physical()"),
@@ -249,7 +249,7 @@ def _package_of(kind: type) -> str:
 
 
 def _in_pyarrow(column: Column) -> tuple[str, str, str]:
-    """Return how a user calls methods of pyarrow: the verb, what is before a method of a column, and of one chunk."""
+    """Return the verb for calls of pyarrow, the prefix of a method of a column, and that of a method of one chunk."""
     package, name = _package_of(column.kind), class_name(column.kind)
     if package in _CALLS or package == "pyarrow":
         return "Call", "", ".combine_chunks()" if name in ("ChunkedArray", "Table") else ""

@@ -42,7 +42,7 @@ def device_of(obj: Any) -> Device | None:
     try:
         answer = ask(obj)
         is_pair = type(answer) is tuple and len(answer) == 2
-        # The types come first: what is no number may not let itself be compared.
+        # The types come first: other objects may not allow the comparison.
         if is_pair and isinstance(answer[0], int) and isinstance(answer[1], int) and answer == HOST:
             return HOST
         if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
@@ -55,7 +55,7 @@ def device_of(obj: Any) -> Device | None:
         raise foreign_error("its __dlpack_device__ raised", error) from error
 
 
-# What a framework calls elements that are no numbers. Tensorflow's __dlpack__ ends the process where it has such.
+# Names of dtypes that are not numbers, of which tensorflow's __dlpack__ ends the process.
 _NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_ref)?('>)?", re.IGNORECASE)
 
 
@@ -101,14 +101,14 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     except Exception as error:
         raise foreign_error("its __dlpack__ raised", error) from error
     finally:
-        answer = None  # else what was raised keeps itself, by the frame in its traceback
+        answer = None  # else an error keeps itself, by the frame in its traceback
     if native.capsule_state(capsule) is None:
         raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
     return native.capsule_claim(capsule)
 
 
 def answered(obj: Any, given: Any, raised: Exception | None) -> Any:
-    """Return what an object's method gave the fast path, or raise what it raised."""
+    """Return the fast path's answer from a method of an object, or raise its error."""
     try:
         if raised is not None:
             raise raised

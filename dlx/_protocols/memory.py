@@ -73,7 +73,7 @@ def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
 
 
 def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...] | None, DType, int]:
-    """Return what an interface says: all entries; shape, byte strides, dtype and bytes of an element, checked."""
+    """Return the entries of an interface; and, checked, its shape, byte strides, dtype and bytes of an element."""
     try:
         entries = dict(interface)
     except Exception as error:

@@ -27,7 +27,7 @@ MANAGED = {"DLManagedTensor": True, "DLManagedTensorVersioned": False}
 
 
 class Pointer(NamedTuple):
-    """An address, and what its type says about the memory there."""
+    """An address, and facts about its memory from the pointer's type."""
 
     address: int  # 0 for NULL
     to: str = "void"  # the C type behind it, without ``struct``; with a star for a pointer
@@ -35,7 +35,7 @@ class Pointer(NamedTuple):
 
 
 def look_at(ptr: Any) -> Pointer:
-    """Return what a pointer says about itself; a 0-d array is a number, not an address, so ``__index__`` is refused."""
+    """Return the address and type of a pointer; ``__index__`` is refused: a 0-d array is a number, not an address."""
     if ptr is None:
         return Pointer(0)
     if isinstance(ptr, int) and not isinstance(ptr, bool):
@@ -179,7 +179,7 @@ def from_pointer(
 
 
 class _Released:
-    """What lives as long as a tensor's memory is used, and what is called when it is not any more."""
+    """The owner of a tensor's memory, and the function that is called when the memory is no longer used."""
 
     __slots__ = ("held", "release")
 

@@ -30,7 +30,7 @@ _KINDS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, dict, O
 _KEYED = ("dict", "OrderedDict")
 _EMPTY: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (list, dict, OrderedDict, deque, set)}
 _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
-MAX_DEPTH = 200  # of tuples in a key, and of what is in a set: Python takes their hashes by recursion
+MAX_DEPTH = 200  # of tuples in a key or a set: Python takes their hashes by recursion
 MAX_HASHED = 1 << 20  # values that the hash of a set's member is made of; a few tuples can hold one another so often
 _TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} levels deep, or in itself too often"
 
@@ -38,14 +38,14 @@ _TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} lev
 def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
     """Return the nodes and names of a tree, by the `number` of each array; `fail` gets errors and paths."""
     found = list(tree.nodes())
-    at: dict[int, Any] = {}  # number of a node -> its number in the text, or the child that stands for it
+    at: dict[int, Any] = {}  # number of a node -> its number in the text, or its only child
 
     def linked(link: int) -> Any:
         return ~number[~link] if link < 0 else at[link]
 
     kept = [i for i, (_, handler, *_) in enumerate(found) if handler.kind != "wrapper"]
     at = {i: n for n, i in enumerate(kept)}
-    for i in reversed(range(len(found))):  # a wrapper stands for its child, which comes later
+    for i in reversed(range(len(found))):  # a wrapper is replaced by its child, which comes later
         if i not in at:
             _, _, _, parts, links = found[i]
             at[i] = linked(links[0]) if links else [_plain(parts[0]) if parts else None]  # None: it failed
@@ -203,7 +203,7 @@ class _Builder:
                 (made.update if type(made) is set else made.extend)(self._children(children))
 
     def child(self, said: Any) -> Any:
-        """Return what a child of a node is."""
+        """Return the value of a child of a node."""
         if type(said) is int:
             return self.made[said] if said >= 0 else self.arrays[~said]
         (value,) = said

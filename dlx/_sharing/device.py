@@ -1,8 +1,8 @@
 """Device memory of several processes: allocations that others open, each once in a process, and who has them open.
 
-An allocation is told to others by a handle of the driver's, or by a descriptor. What a handle stands for must not be
-freed while somebody has it open, so whoever does holds a lock on the segment that describes it: the kernel takes that
-back however a process ends. Memory that was shared waits until nobody holds one.
+Others open an allocation by a handle of the driver, or by a descriptor. It must not be freed while another process has
+it open, so each of these holds a lock on the segment that describes it; the kernel drops the lock however the process
+ends. Shared memory waits until no lock is held.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Events:
         self.made: list[Any] = []
 
     def after(self, device: Device, ready: Any) -> Stream:
-        """Return dlx's own stream of a device, where what comes next is after that."""
+        """Return dlx's own stream of a device, ordered after an event or a stream."""
         stream = self.streams.get(device.id)
         if stream is None:
             stream = self.streams[device.id] = cuda.work_stream(device)
@@ -120,7 +120,7 @@ class Events:
         return stream
 
     def written(self) -> list[list[str]]:
-        """Record an event on each stream; return what a description says of them."""
+        """Record an event on each stream; return the values that describe them."""
         handle, event = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("void **")
         said = []
         for number, stream in self.streams.items():
@@ -168,11 +168,11 @@ class Export:
 
 
 exports: WeakValueDictionary[str, Export] = WeakValueDictionary()  # of this process, by token of the segment
-_waiting: list[Export] = []  # shared by nobody here any more, and open elsewhere
+_waiting: list[Export] = []  # no longer shared here, and open elsewhere
 
 
 def collect() -> int:
-    """Give up what was shared and nobody has open any more; return how many shares others still have open."""
+    """Free shared memory that no other process has open; return how many shares others still have open."""
     for each in list(_waiting):
         if not each.is_open_elsewhere():
             with contextlib.suppress(ValueError):  # another thread was faster
@@ -192,7 +192,7 @@ class Attached:
     __slots__ = ("_descriptor",)
 
     def __init__(self, segment: Segment) -> None:
-        # By an opening of its own: a descriptor that was sent is the sender's, and its lock would be, too.
+        # By another opening: the lock of a descriptor that was sent would be the sender's.
         try:
             self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""`Handle`: a few builtin values that stand for shared memory, and hold it in the process that made them."""
+"""`Handle`: a few builtin values that identify shared memory, and hold it in the process that made them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Handle(dict[str, Any]):
 
     __slots__ = ("_export", "_segments")
     _segments: tuple[Segment, ...]
-    _export: Any  # what it holds on devices
+    _export: Any  # device memory that it holds
 
     def close(self) -> None:
         """Hold the memory no longer; who has attached, and arrays over it in this process, keep it."""
@@ -72,7 +72,7 @@ class Handle(dict[str, Any]):
 
 
 def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle:
-    """Return a handle of a segment with a description, which holds it, and what it names: segments, device memory."""
+    """Return a handle that holds a segment with a description, and the segments and device memory that it names."""
     numbers = {"fd": segment.fd, "inode": segment.inode, "size": segment.size}
     handle = Handle(dlx=VERSION, pid=os.getpid(), **numbers, token=segment.token)
     handle._segments = (segment, *others)

@@ -1,7 +1,7 @@
-"""Segments: memory without a name, reached through a descriptor of whoever shares it, and counted by the kernel.
+"""Segments: memory without a name, reached through the sharer's descriptor, and counted by the kernel.
 
-A segment is a memfd, sealed so that its size never changes: nobody can take memory away from under a reader. Its first
-256 bytes are a header; the token in it tells it from whatever the same descriptor number stands for later.
+A segment is a memfd, sealed so that its size never changes: no process can take memory away from a reader. Its first
+256 bytes are a header; its token tells it from a later file with the same descriptor number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Descriptor:
         self.identity = _identity(found or os.fstat(number))
 
     def is_ours(self) -> bool:
-        """Return whether the number stands for what it stood for."""
+        """Return whether the number is still that of the same file."""
         try:
             return _identity(os.fstat(self.number)) == self.identity
         except OSError:
@@ -114,7 +114,7 @@ class _Pages:
 
 
 class Mapping:
-    """A segment in this process's memory; what is over it holds it."""
+    """A segment in this process's memory, which tensors over it keep."""
 
     __slots__ = ("__weakref__", "_pages", "address", "mode", "pages", "segment")
 
@@ -133,7 +133,7 @@ class Mapping:
         finally:
             if fd != segment.fd:
                 os.close(fd)
-        segment.check()  # so what was mapped is what it stood for, which is never smaller than its size
+        segment.check()  # so the mapped file is the segment, which is never smaller than its size
         if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
             why = "its descriptor was replaced, or its header overwritten"
             raise HandleError(f"what was mapped is not its segment: {why}")
@@ -157,7 +157,7 @@ _mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address
 
 def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
     """Return the segment and offset of ranges of addresses; None for other memory, such as private pages."""
-    known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove meanwhile
+    known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove
     mappings = sorted((each.address, each) for each in known if each is not None)
     if not mappings:
         return [None] * len(extents)
@@ -172,7 +172,7 @@ def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | N
 
 
 def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes = b"") -> Segment:
-    """Make a segment: a header, numbers, a text and names that describe what is in it, and `room` bytes behind them."""
+    """Make a segment: a header, numbers, a text and names that describe its content, and `room` bytes for that."""
     parts = len(numbers), len(text), len(names)
     size = _data_start(sum(parts)) + room
     if size > MAX_SIZE:
@@ -233,7 +233,7 @@ def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
 def opened(
     pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None, access: int = os.O_RDONLY
 ) -> Segment:
-    """Return a segment that a process holds, by its descriptor or a received one, if it says of itself what it must."""
+    """Return the segment of a process, by its descriptor or a received one, if token, inode and size match."""
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31 and 0 <= inode < 1 << 64 and HEADER <= size <= MAX_SIZE):
         raise HandleError("its process, descriptor, inode or size is a number that none has")
     known = _held.get(token)
@@ -259,7 +259,7 @@ def opened(
 
 
 def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
-    """Open another process's descriptor anew, by itself, so that it keeps no rights but those asked for."""
+    """Open another process's descriptor again, with no rights but the wanted ones."""
     path = f"/proc/{pid}/fd/{fd}"
     gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
     try:
@@ -329,7 +329,7 @@ def advise(error: OSError) -> None:
 
 
 def _fail(error: OSError, reason: str) -> NoReturn:
-    """Raise for an error of the system: what this process has too little of is no fault of a handle."""
+    """Raise for an error of the system; a lack of memory or descriptors is not the handle's fault."""
     try:
         advise(error)
         raise (MemoryError if error.errno == errno.ENOMEM else HandleError)(reason) from error

@@ -64,7 +64,7 @@ class _Block(NamedTuple):
     run: tuple[int, int] | None  # address and bytes; None: it is not one run, and is copied element by element
 
     def ends(self, start: int, device: Device, owner: Any) -> tuple[Tensor, Tensor, int]:
-        """Return tensors over what is copied, and where to in new memory from `start` on, and flags of the elements."""
+        """Return tensors over its source and its target, in new memory from `start` on, and flags of the elements."""
         source: Tensor = self.keep
         if self.run is not None:
             source = native.tensor_new(self.run[0], (self.run[1],), None, _BYTE, device, READ_ONLY, self.keep)
@@ -263,7 +263,7 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
 
 MIN_MAPPED = 2 << 20  # bytes from which there may be huge pages
 _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
-MAX_NOTES = 20  # errors beside the first that are told
+MAX_NOTES = 20  # of further errors
 
 
 def _check(tensor: Tensor, *, is_copied: bool) -> None:
@@ -279,7 +279,7 @@ def _check(tensor: Tensor, *, is_copied: bool) -> None:
 
 
 class _Blocks:
-    """What is copied, and the bytes that it takes."""
+    """Blocks to copy, and the bytes that they take."""
 
     def __init__(self) -> None:
         self.blocks: list[_Block] = []
@@ -294,7 +294,7 @@ class _Blocks:
 
 
 def _lay_out(items: list[_Item], fail: _Fail) -> _Blocks:
-    """Place arrays of one device in new memory, and return what has to be copied to it; `fail` gets what cannot be."""
+    """Place arrays of one device in new memory, and return the blocks to copy; `fail` gets those that cannot be."""
     blocks = _Blocks()
     order = sorted((item for item in items if item.extent[0] < item.extent[1]), key=attrgetter("extent"))
     for group in _overlapping(order):
@@ -419,7 +419,7 @@ def attach_tree(
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
     if converted is None or (are_converted and not memories):
         return decoded(whole, names, tensors)
-    if not in_sets:  # containers are made once, of what is converted
+    if not in_sets:  # containers are made once, of converted arrays
         try:
             return decoded(whole, names, converted(tensors))
         except HandleError:
@@ -444,7 +444,7 @@ def _tensors(
     found: list[Any] = []
     are_converted = True
     flags = 0 if mode == "write" else READ_ONLY
-    at, start = 0, segments[0].start  # what lies in the others is counted from their first byte
+    at, start = 0, segments[0].start  # offsets in the others count from their first byte
     for segment, count in zip(segments, counts, strict=False):  # the rest of them are of memories
         if count:
             mapping = segment.mapping(mode)

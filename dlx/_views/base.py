@@ -1,12 +1,12 @@
-"""`View`, the base class of all lazy views, and `Scope`, what the views of one call share.
+"""`View`, the base class of all lazy views, and `Scope`, which the views of one call share.
 
 A view is a sequence, a mapping or a record over the live source. An element is converted when it is read, not before.
-What is written to a view is written to the source, in the source's own framework: see `inward`.
+A write to a view is a write to the source, in the source's own framework: see `inward`.
 
 Results are cached in two ways. Each view has `_slots`: key -> (the source's element, its result). An entry is valid
 only while the source still holds that same element there, so that the source may change at any time. Of a container
-that makes its elements anew on each access (``elements="fresh"``) the result is kept weakly, and the source is not
-asked again. The scope keeps, by weak references, the result of each object, so that an object that appears twice, or
+that makes new elements on each access (``elements="fresh"``) the result is kept weakly, and the source is not read
+again. The scope keeps, by weak references, the result of each object, so that an object that appears twice, or
 was moved, gives the same result.
 """
 
@@ -91,7 +91,7 @@ class Scope:
 
     def __init__(self, options: Options, owned: dict[Any, Any] | None = None) -> None:
         self.options = options
-        # Name -> weak result of an object that is wrapped anew on each access and stays where it is, see `is_fixed`.
+        # Name -> weak result of an object that gets a new wrapper on each access and never moves, see `is_fixed`.
         self.owned = owned
         self.known: dict[Any, Any] = {}  # name of an object -> (weak view, key) of its slot; an int: in the root
         self.root: Any = None  # the outermost view, weakly, after an element of it was read
@@ -168,7 +168,7 @@ class Scope:
         """Record the result of an object, weakly; it may be the object itself."""
         moved = self.moved
         try:
-            # A view of the object itself holds it; a view of what the object's `live` returns does not.
+            # A view of the object itself holds it; a view of the result of its handler's `live` does not.
             held = lookup.kind(type(new)).handler is VIEW and name_of(new._source, new._handler) == name
             result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
@@ -248,7 +248,7 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return the identity of an element: its address, or what the handler says; a number as its complement, below 0."""
+    """Return the identity of an element: its address, or the handler's answer; a number as its complement, below 0."""
     name = None if handler.identity is None else handler.identity(obj)
     if name is None:
         return id(obj)
@@ -259,7 +259,7 @@ SAMPLE = 16  # how many children are examined to find the framework of a contain
 
 
 def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
-    """Return what the source stores for a value: its own object, or an array in the framework of its neighbours."""
+    """Return the object that the source stores for a value: its own, or an array in its neighbours' framework."""
     value = scope.source_of(value)
     what = lookup.look(value).part
     if what is None:
@@ -309,7 +309,7 @@ class View(Shown):
         return None
 
     def __tvm_ffi_value__(self) -> Any:
-        """Return what a function of tvm-ffi gets: its own container, if this is a view of one; else the results."""
+        """Return the argument for a function of tvm-ffi: its own container behind this view, or else the results."""
         return self._source if module_of(type(self._source)).partition(".")[0] == "tvm_ffi" else self.copy()
 
     def materialize(self) -> Any:
@@ -325,7 +325,7 @@ class View(Shown):
     def refresh(self) -> None:
         """Drop all results, so that each element is read from the source again.
 
-        Needed only where a source that makes its elements anew on each access (a file, say) has changed behind the
+        Needed only if a source that makes new elements on each access (a file, for example) has changed behind the
         view; changes of lists and dicts are seen at once.
         """
         self._slots.clear()
@@ -333,7 +333,7 @@ class View(Shown):
     # ---- one element ------------------------------------------------------------------------------------------------
 
     def _at(self, key: Any) -> Any:
-        """Return the source's element at a key; raises what the source raises."""
+        """Return the source's element at a key; errors are the source's."""
         return self._source[key]
 
     def _begin(self) -> None:
@@ -383,7 +383,7 @@ class View(Shown):
             raise
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
-            if slot[0] is element:  # another thread converted it meanwhile
+            if slot[0] is element:  # another thread has converted it
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
@@ -411,7 +411,7 @@ class View(Shown):
                 self._evict(slot)
 
     def _fresh(self, key: Any, element: Any) -> Any:
-        """Return the result for an element that the source makes anew each time, and that is kept weakly."""
+        """Return the weakly kept result for an element that the source makes on each access."""
         new = self._slots.get(key, lambda: None)()
         if new is not None:
             return new
@@ -422,7 +422,7 @@ class View(Shown):
                     element = self._at(key)
                 new = self._scope.result(element, self._handler, self._path, key)
                 if new is not element or isinstance(lookup.look(new).part, Adapter):
-                    with contextlib.suppress(TypeError):  # it cannot be referred to weakly: it is made anew each time
+                    with contextlib.suppress(TypeError):  # without weak references it is converted each time
                         self._slots[key] = ref(new)
                     if not len(self._slots) & 63:
                         self._tidy()
@@ -449,7 +449,7 @@ class View(Shown):
         return name is not None and self._handler.identity(other) == name  # type: ignore[misc]
 
     def _inward(self, value: Any, old: Any = None) -> Any:
-        """Return what is stored in the source for a value."""
+        """Return the object that the source stores for a value."""
         if is_view(value):
             return value._stored()
         try:
@@ -463,7 +463,7 @@ class View(Shown):
         return self._source
 
     def _children(self) -> Any:
-        """Return the source's elements, of which the first few are examined; none where each would be made anew."""
+        """Return the source's elements, of which the first few are examined; none if each access makes a new one."""
         return ()
 
     def _is(self, element: Any, value: Any) -> bool:
@@ -494,7 +494,7 @@ class View(Shown):
         return f"<lazy {self._kind()}[{self._count()}] -> {target}, converted: {found}>"
 
     def _done(self) -> list[tuple[Any, Any]]:
-        """Return what is converted so far, without reading the source."""
+        """Return keys and results so far, without reading the source."""
         if self._handler.elements == "fresh":
             return [(key, new) for key, slot in list(self._slots.items()) if (new := slot()) is not None]
         return [(key, slot[1]) for key, slot in list(self._slots.items()) if slot[0] is not slot[1]]
@@ -514,7 +514,7 @@ class View(Shown):
         return self.copy()
 
     def copy(self) -> Any:
-        """Return a plain container of what the view shows: converted arrays, and views of nested containers."""
+        """Return a plain container of the view's elements: converted arrays, and views of nested containers."""
         raise NotImplementedError
 
 

@@ -67,7 +67,7 @@ class RecordView(View):
         return [*object.__dir__(self), *self._names()]
 
     def copy(self) -> Any:
-        """Return an object of the source's type with what the view shows."""
+        """Return an object of the source's type with the view's elements."""
         names = list(self._names())
         assert self._handler.unflatten is not None
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
@@ -144,7 +144,7 @@ class ViewMaker:
 
     def __init__(self, options: Options, generation: int) -> None:
         self.options, self.generation = options, generation  # the registry's, before they were made
-        # Address of a type of Python or one that an adapter lists -> the type, its handler, what makes its view.
+        # Address of a type of Python or one that an adapter lists -> the type, its handler, the maker of its view.
         self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
             id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()
         }
@@ -183,7 +183,7 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
 
 
 def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
-    """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
+    """Return the maker of views of a decorated function's results; `flags`: the options of the fast path."""
     return ViewMaker(Options(request, make, _convert, to, flags=flags), registry.generation)
 
 
