@@ -124,8 +124,7 @@ def _borrowed() -> Any:
 class CupyAdapter(api.Adapter):
     """cupy.ndarray."""
 
-    name = "cupy"
-    package = "cupy"
+    name = package = "cupy"
     types = ("cupy.ndarray",)
     namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES

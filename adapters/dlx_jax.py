@@ -255,8 +255,7 @@ _GRAPH = api.Blocker("its gradients would be lost", "", ConversionError, resolut
 class JaxAdapter(api.Adapter):
     """jax.Array."""
 
-    name = "jax"
-    package = "jax"
+    name = package = "jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     namespaces = ("jax.numpy",)
     arrays = api.Arrays(immutable=True, alignment=64)

@@ -174,15 +174,12 @@ class _Trace:
 def _own(dtypes: DTypes, results: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, DType] | None]:
     """Return shape and dtype of each traced result that is computed, and no other array; None for those that are."""
     there = [*others, *results]
-    return [
-        (each.shape, dtype)
-        if _is_tracked(each)
-        and sum(each is other for other in there) == 1
-        and (dtype := dtypes.from_native(each.dtype)) is not None
-        and dtype.bits >= 8  # others are packed
-        else None
-        for each in results
-    ]
+    own: list[tuple[Any, DType] | None] = []
+    for each in results:
+        is_new = _is_tracked(each) and sum(each is other for other in there) == 1
+        dtype = dtypes.from_native(each.dtype) if is_new else None
+        own.append((each.shape, dtype) if dtype is not None and dtype.bits >= 8 else None)  # others are packed
+    return own
 
 
 class _Compiled:

@@ -110,8 +110,7 @@ DTYPES = _DTypes("numpy", _OWN, extension={name: f"ml_dtypes.{name}" for name in
 class _Numpy(api.Adapter):
     """What arrays and scalars have in common: a scalar is exported as an array made of it."""
 
-    name = "numpy"
-    package = "numpy"
+    name = package = "numpy"
     dtypes = DTYPES
     known_issues = (
         api.KnownIssue(
@@ -141,16 +140,9 @@ class _Numpy(api.Adapter):
             return super().export(obj, stream=stream)
         dtype = DTYPES.from_native(array.dtype)
         assert dtype is not None
-        return api.over_memory(
-            _address(array),
-            array.shape,
-            [stride // array.itemsize for stride in array.strides],
-            dtype,
-            HOST,
-            readonly=not array.flags.writeable,
-            padded=dtype.bits < 8,
-            owner=obj,
-        )
+        strides, readonly = [stride // array.itemsize for stride in array.strides], not array.flags.writeable
+        facts = _address(array), array.shape, strides, dtype, HOST
+        return api.over_memory(*facts, readonly=readonly, padded=dtype.bits < 8, owner=obj)
 
 
 # ---- files that hold numpy's arrays ----------------------------------------------------------------------------------

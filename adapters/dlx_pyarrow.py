@@ -66,8 +66,7 @@ _before_26 = functools.partial(api.KnownIssue, see="https://arrow.apache.org/doc
 class _Arrow(api.Adapter):
     """The facts that its arrays and tensors share."""
 
-    name = "pyarrow"
-    package = "pyarrow"
+    name = package = "pyarrow"
     dtypes = DTYPES
     devices = api.Devices(_device)
     known_issues = (

@@ -320,8 +320,7 @@ def _name_of(native_dtype: Any) -> str:
 class TorchAdapter(api.Adapter):
     """torch.Tensor."""
 
-    name = "torch"
-    package = "torch"
+    name = package = "torch"
     types = ("torch.Tensor",)
     namespaces = ("array_api_compat.torch", "torch")
     dtypes = DTYPES

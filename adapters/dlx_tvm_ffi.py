@@ -180,8 +180,7 @@ _describe = api.tensor_info("__dlpack__")
 class TvmFfiAdapter(api.Adapter):
     """tvm_ffi.Tensor."""
 
-    name = "tvm_ffi"
-    package = "tvm_ffi"
+    name = package = "tvm_ffi"
     types = ("tvm_ffi.Tensor",)
     dtypes = DTYPES
     devices = DEVICES

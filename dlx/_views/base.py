@@ -1,13 +1,10 @@
 """`View`, the base class of all lazy views, and `Scope`, which the views of one call share.
 
-A view is a sequence, a mapping or a record over the live source. An element is converted when it is read, not before.
-A write to a view is a write to the source, in the source's own framework: see `inward`.
-
-Results are cached in two ways. Each view has `_slots`: key -> (the source's element, its result). An entry is valid
-only while the source still holds that same element there, so that the source may change at any time. Of a container
-that makes new elements on each access (``elements="fresh"``) the result is kept weakly, and the source is not read
-again. The scope keeps, by weak references, the result of each object, so that an object that appears twice, or
-was moved, gives the same result.
+A view is a sequence, a mapping or a record over the live source; an element is converted when it is read. A write to a
+view is a write to the source, in the source's own framework: see `inward`. A view's `_slots` map a key to (the source's
+element, its result), which is valid while the source holds that same element there; if each access makes a new element
+(``elements="fresh"``), to a weak result. The scope finds the result of each object again, by weak references, also if
+the object appears twice or was moved.
 """
 
 from __future__ import annotations
