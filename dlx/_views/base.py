@@ -68,6 +68,7 @@ class Options(NamedTuple):
     request: Request
     make: Callable[[Any, Container, Scope, Path], Any]  # returns the view of a container, or None
     convert: Callable[[Any, Container | Adapter, Options, Path], Any]  # of an array, or a whole container
+    is_tracing: Callable[[], bool] | None  # of the target
     to: Any = None  # the target of the fast path, if no other option is set
     strict: bool = False
     collect: bool = False
@@ -267,7 +268,8 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
         return value
     options = scope.options
     request = options.request._replace(target=target, device=device, copy=None, stream=None)
-    return options.convert(value, what, Options(request, options.make, options.convert), path)
+    inner = Options(request, options.make, options.convert, target.adapter.is_tracing)
+    return options.convert(value, what, inner, path)
 
 
 def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
@@ -339,15 +341,14 @@ class View(Shown):
             me = self._me = ref(self)
             scope, handler, path = self._scope, self._handler, self._path
             options = scope.options
-            self._is_tracing = options.request.target.adapter.is_tracing
+            self._is_tracing = options.is_tracing
             if path is None:
                 scope.root = me
             if options.to is not None and handler.elements != "fresh":
                 known, moved = scope.known, scope.moved
                 owned = scope.owned if scope.owned and is_fixed(handler, path) else None
                 is_inner, flags = path is not None, options.flags
-                call = FAST_PATH, options.to, scope, known, moved
-                self._fast = (*call, handler.identity, me, is_inner, owned, flags)
+                self._fast = FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a key, converted now if it is not cached."""

@@ -184,7 +184,8 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
 
 def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
     """Return the maker of views of a decorated function's results; `flags`: the options of the fast path."""
-    return ViewMaker(Options(request, make, _convert, to, flags=flags), registry.generation)
+    options = Options(request, make, _convert, request.target.adapter.is_tracing, to, flags=flags)
+    return ViewMaker(options, registry.generation)
 
 
 def lazy_view(
@@ -201,7 +202,7 @@ def lazy_view(
     """Return a lazy view of a container; what cannot be viewed is converted now."""
     generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
-    options = Options(request, make, _convert, to, strict, collect)
+    options = Options(request, make, _convert, request.target.adapter.is_tracing, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
         _plain[to] = ViewMaker(options, generation)
     scope = Scope(options, owned)
