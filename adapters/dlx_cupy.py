@@ -6,8 +6,7 @@ export it under the code of an ordinary float. Shared: every layout. Copied: rea
 cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
 elements.
 
-Streams: cupy has a current one per thread and device. Arrays are exported without an event of their own; dlx
-synchronizes streams once per conversion.
+Streams: cupy has a current one per thread and device; dlx synchronizes streams once per conversion.
 """
 
 from __future__ import annotations
@@ -20,64 +19,40 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dlx.adapter import (
-    Adapter,
-    ArrayInfo,
-    Blocker,
-    Capabilities,
-    Description,
-    Device,
-    Devices,
-    DType,
-    DTypes,
-    FastPath,
-    Layout,
-    Owner,
-    Stream,
-    StreamSupport,
-    Tensor,
-    file_handler,
-    look_up,
-    offer,
-    over_memory,
-    type_name,
-)
+from dlx import adapter as api
 from dlx.errors import DeviceError, DTypeError, StreamError
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         cupy = sys.modules["cupy"]
         # cupy keeps the class of ml_dtypes that it exchanges as bfloat16, from 14 on and where that is installed.
-        found = look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
+        found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
 
-_PLAIN = (
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
-)
-DTYPES = _DTypes("cupy", {"bool": "bool_", **{name: name for name in _PLAIN}})
+_NAMES = (*api.COMMON_DTYPES, "complex64", "complex128")
+DTYPES = _DTypes("cupy", {name: name for name in _NAMES} | {"bool": "bool_"})
 
 
 # ---- devices and streams ---------------------------------------------------------------------------------------------
 
 
-class _Devices(Devices):
+class _Devices(api.Devices):
     @functools.cached_property
     def kind(self) -> str:
-        """What this build is for."""
+        """The device of this build: "cuda" or "rocm"."""
         return "rocm" if sys.modules["cupy"].cuda.runtime.is_hip else "cuda"
 
-    def to_native(self, device: Device) -> Any:
+    def to_native(self, device: api.Device) -> Any:
         if device.name not in (self.kind, "cuda_managed"):
             raise DeviceError(f"cupy has no device {device}", fix=f"Say '{self.kind}:0'.")
         return sys.modules["cupy"].cuda.Device(device.id)
 
-    def from_native(self, native_device: Any) -> Device:
-        return Device(f"{self.kind}:{int(native_device)}")
+    def from_native(self, native_device: Any) -> api.Device:
+        return api.Device(f"{self.kind}:{int(native_device)}")
 
-    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+    def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
         with self.to_native(device):
             memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
@@ -91,9 +66,9 @@ class _Devices(Devices):
             count = 0
         return (sys.modules["cupy"].cuda.Device(number) for number in range(count))
 
-    def default(self) -> Device:
-        kind = Device(self.kind).type
-        return Device(kind, self.current(kind))
+    def default(self) -> api.Device:
+        kind = api.Device(self.kind).type
+        return api.Device(kind, self.current(kind))
 
     def current(self, device_type: int) -> int:
         try:
@@ -101,7 +76,7 @@ class _Devices(Devices):
         except RuntimeError:  # there is no driver: dlx raises when it needs it
             return 0
 
-    def activate(self, device: Device) -> AbstractContextManager[Any]:
+    def activate(self, device: api.Device) -> AbstractContextManager[Any]:
         # from_dlpack makes the array's device current by itself; only exports on ROCm look at the current one.
         return self.to_native(device) if self.kind == "rocm" else contextlib.nullcontext()
 
@@ -109,7 +84,7 @@ class _Devices(Devices):
 DEVICES = _Devices()
 
 
-def _current_stream(device: Device) -> Any:
+def _current_stream(device: api.Device) -> Any:
     return sys.modules["cupy"].cuda.get_current_stream(device.id)
 
 
@@ -118,10 +93,10 @@ def _asked_by_number() -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _on_stream(stream: Stream) -> Iterator[None]:
+def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which cupy works on a stream of another."""
     kept = stream.keep
-    # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
+    # cupy's own streams are entered. Others get a wrapper that never destroys the stream.
     if not (isinstance(kept, sys.modules["cupy"].cuda.Stream) and kept.ptr in (stream.handle, 0)):
         kept = _borrowed()(stream.handle, stream.device.id)
     # A stream is entered while its device is current. The current device is per thread and not to be changed.
@@ -136,10 +111,7 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 @functools.cache
 def _borrowed() -> Any:
-    """Return cupy's wrapper around a stream of another, without its DeprecationWarning.
-
-    What cupy 14 says to use instead destroys the stream in the end. Filters of warnings belong to all threads.
-    """
+    """Return cupy's wrapper of a foreign stream without its DeprecationWarning: what replaces it destroys streams."""
     plain = sys.modules["cupy"].cuda.ExternalStream
 
     class Borrowed(plain):  # type: ignore[valid-type, misc]
@@ -149,62 +121,53 @@ def _borrowed() -> Any:
     return Borrowed
 
 
-# ---- the adapter -----------------------------------------------------------------------------------------------------
-
-
-class CupyAdapter(Adapter):
+class CupyAdapter(api.Adapter):
     """cupy.ndarray."""
 
-    name = "cupy"
-    package = "cupy"
+    name = package = "cupy"
     types = ("cupy.ndarray",)
     namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, owner=Owner("data", address="ptr"))
-    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
+    fast_path = api.FastPath(types=types, owner=api.Owner("data", address="ptr"))
+    streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
     containers = (
-        file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, name: npz[name]),
+        api.file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, key: npz[key]),
     )
 
-    # ---- as a producer ----------------------------------------------------------------------------------------------
-
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         info, blocker = functools.partial(self._info, obj), self._blocker(obj)
         if blocker is not None:
-            return Description(info, (blocker,))
-        return Description(info, (), None if DEVICES.kind == "rocm" else self.export(obj))
+            return api.Description(info, (blocker,))
+        return api.Description(info, (), None if DEVICES.kind == "rocm" else self.export(obj))
 
-    def _blocker(self, obj: Any) -> Blocker | None:
+    def _blocker(self, obj: Any) -> api.Blocker | None:
         if DTYPES.from_native(obj.dtype) is None:
-            return Blocker(
-                f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly",
-                "Call .view('uint8') or .view('uint16') if the bytes are what you need.",
-                DTypeError,
-            )
+            fix = "Call .view('uint8') or .view('uint16') if the bytes are what you need."
+            return api.Blocker(f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly", fix, DTypeError)
         if not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            return Blocker(because, resolution=self.copy, needs="copy")
+            return api.Blocker(because, resolution=self.copy, needs="copy")
         return None
 
-    def _info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> api.ArrayInfo:
         itemsize = obj.dtype.itemsize
         whole = _whole_elements(obj)
-        return ArrayInfo(
+        return api.ArrayInfo(
             framework=self.name,
-            type_name=type_name(type(obj)),
+            type_name=api.type_name(type(obj)),
             dtype=DTYPES.from_native(obj.dtype),
             dtype_name=str(obj.dtype),
             shape=tuple(obj.shape),
             strides=tuple(step // itemsize for step in obj.strides) if whole else None,
-            device=Device(obj.__dlpack_device__()),
+            device=api.Device(obj.__dlpack_device__()),
             nbytes=obj.size * itemsize,
             address=int(obj.data.ptr) if obj.size else 0,
-            owner=type_name(type(obj.data.mem)),
+            owner=api.type_name(type(obj.data.mem)),
             protocols=("__dlpack__", "__cuda_array_interface__"),
         )
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         if DEVICES.kind == "rocm":  # whose streams cupy orders itself
             return super().export(obj, stream=stream)
         dtype = DTYPES.from_native(obj.dtype)
@@ -212,26 +175,22 @@ class CupyAdapter(Adapter):
         strides = [step // obj.dtype.itemsize for step in obj.strides]
         # Its owner is the memory, not the array: whose shape and strides may be changed.
         address = int(obj.data.ptr) if obj.size else 0
-        return over_memory(address, obj.shape, strides, dtype, Device(obj.__dlpack_device__()), owner=obj.data)
+        return api.over_memory(address, obj.shape, strides, dtype, api.Device(obj.__dlpack_device__()), owner=obj.data)
 
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
-
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         kinds = ("rocm",) if DEVICES.kind == "rocm" else ("cuda", "cuda_managed")
-        return Capabilities(
+        return api.Capabilities(
             dtypes=DTYPES.known(),
-            device_types=frozenset(Device(kind).type for kind in kinds),
-            layouts=Layout.ANY,
+            device_types=frozenset(api.Device(kind).type for kind in kinds),
+            layouts=api.Layout.ANY,
             ndims=(0, 64 if int(sys.modules["cupy"].__version__.partition(".")[0]) >= 14 else 32),
         )
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         return sys.modules["cupy"].from_dlpack(tensor)
 
-    # ---- inside cupy ------------------------------------------------------------------------------------------------
-
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
-        here, event = Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
+        here, event = api.Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event
         if device is None or device.id == here.id:
             with DEVICES.to_native(here):
                 return obj.copy()
@@ -256,7 +215,7 @@ class CupyAdapter(Adapter):
 
 
 def _is_capturing(stream: Any) -> bool:
-    return bool(stream.ptr and stream.is_capturing())  # the default stream cannot, and must not be asked meanwhile
+    return bool(stream.ptr and stream.is_capturing())  # the default stream cannot, and must not be asked then
 
 
 def _whole_elements(obj: Any) -> bool:
@@ -264,4 +223,4 @@ def _whole_elements(obj: Any) -> bool:
     return all(step % itemsize == 0 for step, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
 
 
-dlx_adapters = offer(CupyAdapter())
+dlx_adapters = api.offer(CupyAdapter())

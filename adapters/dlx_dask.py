@@ -1,7 +1,7 @@
 """dask for dlx: dask.array.Array, whose chunks are converted when they are computed.
 
 As a source: nothing is computed. The result is an array of dask again, with the same chunks, and each is converted
-where it is computed, in a thread or in another process. dask puts chunks together itself: it is told how for torch,
+where it is computed, in a thread or in another process. dask puts chunks together itself: dlx registers how for torch,
 jax, tensorflow and mlx. What needs the data at once (`dlx.describe` does not) is refused, and names `.compute()`.
 As a target: numpy's array over the same memory, cut into chunks by dask.
 """
@@ -17,30 +17,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import dlx
-from dlx.adapter import (
-    COMMON_DTYPES,
-    Adapter,
-    ArrayInfo,
-    Arrays,
-    Blocker,
-    Capabilities,
-    Description,
-    DTypes,
-    Layout,
-    look_up,
-    offer,
-    type_name,
-)
+from dlx import adapter as api
 from dlx.errors import ConversionError
 
-_DTYPES = {*COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}  # numpy's own
-_NOT_COMPUTED = Blocker("its data is not computed yet", "Call .compute() first.", ConversionError)
-_CONCATENATE = {
-    "torch": "torch.concatenate",
-    "jaxlib": "jax.numpy.concatenate",
-    "tensorflow": "tensorflow.concat",
-    "mlx": "mlx.core.concatenate",
-}  # root package of a chunk's type -> function of (arrays, axis)
+_DTYPES = {*api.COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}  # numpy's own
+_NOT_COMPUTED = api.Blocker("its data is not computed yet", "Call .compute() first.", ConversionError)
+_CONCATENATE = {  # root package of a chunk's type -> function of (arrays, axis)
+    "torch": "torch.concatenate", "jaxlib": "jax.numpy.concatenate",
+    "tensorflow": "tensorflow.concat", "mlx": "mlx.core.concatenate",
+}  # fmt: skip
 
 
 def _converted(chunk: Any, options: dict[str, Any]) -> Any:
@@ -53,7 +38,7 @@ def _converted(chunk: Any, options: dict[str, Any]) -> Any:
 def _map_chunks(obj: Any, options: dict[str, Any]) -> Any:
     array, base = sys.modules["dask.array"], sys.modules["dask.base"]
     meta = _converted(obj._meta, options)  # without elements: it refuses what no chunk could become
-    to = options["to"] if isinstance(options["to"], str) else type_name(options["to"])
+    to = options["to"] if isinstance(options["to"], str) else api.type_name(options["to"])
     name = f"dlx-{to}-{base.tokenize(obj.name, options)}"
     return array.map_blocks(_converted, obj, options, meta=meta, name=name)
 
@@ -72,7 +57,7 @@ def _cut(array: Any) -> Any:
 def _teach(kind: type) -> None:
     """Tell dask how chunks of a type are put together."""
     name = _CONCATENATE.get(kind.__module__.partition(".")[0])
-    concatenate = look_up(name) if name else None
+    concatenate = api.look_up(name) if name else None
     if concatenate is not None:
         sys.modules["dask.array.core"].concatenate_lookup.register(kind, functools.partial(_joined, concatenate))
 
@@ -100,40 +85,30 @@ def _backend(name: str) -> Any:
 torch_backend, jax_backend = functools.partial(_backend, "torch"), functools.partial(_backend, "jax")
 
 
-class DaskAdapter(Adapter):
+class DaskAdapter(api.Adapter):
     """dask.array.Array."""
 
     name = "dask"
     package = "dask.array"
     types = ("dask.array.Array",)
-    dtypes = DTypes("numpy", {name: name for name in _DTYPES})
-    arrays = Arrays(map_chunks=_map_chunks)
+    dtypes = api.DTypes("numpy", {name: name for name in _DTYPES})
+    arrays = api.Arrays(map_chunks=_map_chunks)
 
-    def describe(self, obj: Any) -> Description:
-        return Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
+    def describe(self, obj: Any) -> api.Description:
+        return api.Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
 
-    def _info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> api.ArrayInfo:
         known = all(extent == extent for extent in obj.shape)  # nan: dask does not know it yet
         meta = dlx.describe(obj._meta)
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(type(obj)),
-            dtype=meta.dtype,
-            dtype_name=str(obj.dtype),
-            shape=tuple(obj.shape) if known else None,
-            strides=None,
-            device=meta.device,
-            nbytes=int(obj.nbytes) if known else None,
-            readonly=False,
-            owner=type_name(type(obj)),
-            protocols=(),
-        )
+        name = api.type_name(type(obj))
+        shape, nbytes = (tuple(obj.shape), int(obj.nbytes)) if known else (None, None)
+        return api.ArrayInfo(self.name, name, meta.dtype, str(obj.dtype), shape, None, meta.device, nbytes, owner=name)
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ANY, keeps_readonly=True)
+    def capabilities(self) -> api.Capabilities:
+        return api.Capabilities(dtypes=frozenset(_DTYPES), layouts=api.Layout.ANY, keeps_readonly=True)
 
     def load(self, tensor: Any) -> Any:
         return _cut(dlx.convert(tensor, to="numpy", copy=False))
 
 
-dlx_adapters = offer(DaskAdapter())
+dlx_adapters = api.offer(DaskAdapter())

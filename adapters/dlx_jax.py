@@ -1,24 +1,22 @@
 """JAX for dlx: jax.Array.
 
-Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
-is installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
+Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's if a plugin of jax for them is
+installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
 taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported packed, and imported by a copy.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only; of an array that is
-replicated over several devices, its first shard. Copied: whatever is strided otherwise or less aligned (into memory of
-dlx, which jax then shares), sub-byte integers out of jax, and arrays that are sharded, which are gathered.
-Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays with parts in other processes,
-typed PRNG keys, sparse arrays, mutable references; everything, if jax may not use the host (JAX_PLATFORMS).
+replicated over several devices, its first shard. Copied: other strides and alignments (into memory that jax then
+shares), sub-byte integers out of jax, and sharded arrays, which are gathered. Refused: what jax would narrow (x64 off),
+tracers, deleted and donated arrays, arrays with parts in other processes, typed PRNG keys, sparse arrays, mutable
+references; everything, if jax may not use the host (JAX_PLATFORMS).
 
-Placement: as `jax.numpy.asarray`, if the call names no device. The array is uncommitted and on jax's default device:
-one of the host shares host memory; to another one host memory is copied, unless ``copy=False`` keeps it on the host.
-Memory that is not in row-major order is committed where it is, since `jit` ignores the layout of uncommitted arrays; so
-is that of a device that is not the default. ``device=`` commits, as `jax.device_put` does.
+Placement: as by `jax.numpy.asarray`, if the call names no device: uncommitted, on jax's default device. If that is not
+the host, host memory is copied there, unless ``copy=False`` keeps it. Memory is committed where it is if it is not in
+row-major order, since `jit` ignores the layout of uncommitted arrays, or not on the default device. ``device=``
+commits.
 
-Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
-code may write to it while the jax array lives, since jax may read it at any time.
-
+Jax arrays are constant: jax never writes to shared memory, not even if the array is donated, and no other code may.
 Streams: jax has no current one. An exported device array makes the consumer's stream wait for it; an import waits on a
-stream of jax's own, which jax passes to the producer.
+stream of jax, which jax passes to the producer.
 """
 
 from __future__ import annotations
@@ -34,38 +32,15 @@ from typing import Any
 import dlx_jax_gradients
 
 import dlx
-from dlx.adapter import (
-    Adapter,
-    ArrayInfo,
-    Arrays,
-    Blocker,
-    Capabilities,
-    Description,
-    Device,
-    Devices,
-    DType,
-    DTypes,
-    FastPath,
-    KnownIssue,
-    Layout,
-    Placement,
-    Tensor,
-    buffer_exchange,
-    consumed,
-    look_up,
-    offer,
-    over_memory,
-    tensor_info,
-    type_name,
-    unmarked,
-)
+from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
 
-HOST = Device("cpu")
-CUDA = Device("cuda").type
+HOST = api.Device("cpu")
+CUDA = api.Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
-_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
+_proven = functools.partial(api.KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
+_shard = operator.methodcaller("addressable_data", 0)  # the first shard of an array: all of it if it is replicated
 _PARTS = "dlx.convert([shard.data for shard in x.addressable_shards], to=...)"
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _BROKEN = frozenset({"int1", "uint1"})  # jax makes bools of them, or fails
@@ -73,21 +48,22 @@ _UNTAKEN = (_UNNAMED - _BROKEN) | {"float4_e2m1fn"}  # imported as bytes, which 
 
 
 # Dtypes that jax exports, and no buffer can say.
-_WITHOUT_LETTERS = frozenset({"bfloat16", *(each.name for each in DType.all() if each.name.startswith("float8"))})
+_WITHOUT_LETTERS = frozenset({"bfloat16", *(each.name for each in api.DType.all() if each.name.startswith("float8"))})
+_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         numpy = sys.modules["jax"].numpy
         scalar = getattr(numpy, attribute, None)
         return None if scalar is None else numpy.dtype(scalar)
 
-    def from_native(self, native_dtype: Any) -> DType | None:
+    def from_native(self, native_dtype: Any) -> api.DType | None:
         if isinstance(native_dtype, type):  # a scalar type: jax.numpy.float32
             native_dtype = sys.modules["jax"].numpy.dtype(native_dtype)
         return super().from_native(native_dtype)
 
-    def viewed(self, array: Any, dtype: DType) -> Any:
+    def viewed(self, array: Any, dtype: api.DType) -> Any:
         jax = sys.modules["jax"]
         with jax.ensure_compile_time_eval():
             elements = sys.modules["numpy"].asarray(array).view(self.to_native(dtype))
@@ -97,16 +73,15 @@ class _DTypes(DTypes):
                 return jax.numpy.asarray(elements)
 
 
-_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 DTYPES = _DTypes(
     "jax",
-    {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS},
+    {"bool": "bool_"} | {each.name: each.name for each in api.DType.all()[1:] if each.name not in _LACKS},
     storage=dict.fromkeys(_UNTAKEN, "uint8"),
     switches=("config.jax_enable_x64", "config.jax_platforms", "config.jax_default_device"),
 )
 
 
-class _Devices(Devices):
+class _Devices(api.Devices):
     """The host and CUDA, each where jax may use it."""
 
     def has_host(self) -> bool:
@@ -120,7 +95,7 @@ class _Devices(Devices):
         named = not platforms or not {"cuda", "gpu"}.isdisjoint(platforms.split(","))
         return named and _has_cuda_plugin()
 
-    def to_native(self, device: Device) -> Any:
+    def to_native(self, device: api.Device) -> Any:
         name = "cuda" if device.type == CUDA and self.has_cuda() else "cpu"
         if name == "cpu":
             super().to_native(device)
@@ -131,7 +106,7 @@ class _Devices(Devices):
         raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of {name}: {name}:0 and so on.")
 
     def host(self, number: int) -> Any:
-        """Return the host device of a number; the first one where there is none of it."""
+        """Return the host device of a number; if it is missing, the first one."""
         preferred = self.preferred()  # mostly that one, and found sooner
         if preferred.platform == "cpu" and preferred.local_hardware_id == number:
             return preferred
@@ -149,7 +124,7 @@ class _Devices(Devices):
         device = self.preferred()
         return device if device.platform == "cpu" else self.host(0)
 
-    def home(self) -> Device | None:
+    def home(self) -> api.Device | None:
         """Return the default device if it is one of CUDA, else None; without CUDA no backend is started."""
         if not self.has_cuda():
             return None
@@ -159,26 +134,24 @@ class _Devices(Devices):
             return None
         return device if device is not None and device.type == CUDA else None
 
-    def of(self, obj: Any) -> Device:
+    def of(self, obj: Any) -> api.Device:
         return self.from_native(obj.sharding)
 
-    def from_native(self, native_device: Any) -> Device:
+    def from_native(self, native_device: Any) -> api.Device:
         devices = getattr(native_device, "device_set", None)
         if devices is not None:  # a sharding
             if len(devices) > 1:
-                raise DeviceError(
-                    f"dlx puts an array on one device, and this sharding spreads it over {len(devices)}",
-                    fix="Convert without it, then call jax.device_put(result, sharding).",
-                )
+                reason = f"dlx puts an array on one device, and this sharding spreads it over {len(devices)}"
+                raise DeviceError(reason, fix="Convert without it, then call jax.device_put(result, sharding).")
             (native_device,) = devices
         platform = native_device.platform
         if platform == "gpu" and "rocm" in native_device.client.platform_version:
             platform = "rocm"
         if platform not in _PLATFORMS:
             raise DeviceError(f"DLPack has no device for jax's {platform!r}", fix="Move the array to the host first.")
-        return Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
+        return api.Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
 
-    def known(self, native_device: Any) -> Device | None:
+    def known(self, native_device: Any) -> api.Device | None:
         """Return dlx's device, or None where DLPack has none."""
         try:
             return self.from_native(native_device)
@@ -196,26 +169,19 @@ DEVICES = _Devices()
 
 
 def _exchange() -> Any:
-    """Return a table that exports buffers, where there is one host device: a buffer does not say on which it is."""
+    """Return a table that exports buffers, if there is one host device: a buffer does not name its device."""
     there = DEVICES.has_host() and len(sys.modules["jax"].local_devices(backend="cpu")) == 1
-    return buffer_exchange() if there else None
+    return api.buffer_exchange() if there else None
 
 
-def _export(obj: Any) -> Tensor | None:
+def _export(obj: Any) -> api.Tensor | None:
     """Return the tensor of an array of the host whose dtype no buffer can say."""
-    return consumed(obj.__dlpack__(max_version=(1, 0))) if obj.dtype.name in _WITHOUT_LETTERS else None
+    return api.consumed(obj.__dlpack__(max_version=(1, 0))) if obj.dtype.name in _WITHOUT_LETTERS else None
 
 
 @functools.cache
-def _functions() -> tuple[Any, Any]:
-    return _importer(), _handler()
-
-
 def _importer() -> Any:
-    """Return the function behind `jax.dlpack.from_dlpack`, for the host; None if it does not do as it is known to.
-
-    It takes a fourth of the time. Called as ``take(capsule, device, None, None)``.
-    """
+    """Return the private function behind `jax.dlpack.from_dlpack`, 4 times as fast; None if it behaves differently."""
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
     try:
         device = jax.local_devices(backend="cpu")[-1]
@@ -229,11 +195,9 @@ def _importer() -> Any:
         return None
 
 
+@functools.cache
 def _handler() -> Any:
-    """Return a function that wraps the buffer of an array in an uncommitted one; None if no known way works.
-
-    It calls jax's maker of results: jax has no public call that makes an imported array uncommitted without a copy.
-    """
+    """Return a function that makes an imported array uncommitted (jax has no public one); None if none works."""
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
     for options in ((True,), ()):  # before 0.11 an argument says that no check is needed
         try:
@@ -252,18 +216,18 @@ def _handler() -> Any:
 
 def _uncommitted(array: Any) -> Any:
     """Return an array over the same memory that jax moves to where it is used."""
-    _, free = _functions()
+    free = _handler()
     return array if free is None else free(array)
 
 
-def _imported(tensor: Tensor, native_device: Any = None, committed: bool = False) -> Any:
+def _imported(tensor: api.Tensor, native_device: Any = None, committed: bool = False) -> Any:
     """Return an array on a host device; None if `jax.dlpack.from_dlpack` must be asked."""
     address, (_, bits, _) = tensor.data_ptr, tensor.dtype
     if not address or address % 64 or not tensor.is_host or bits < 8:
         return None
     if bits >= 64 and tensor.dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
         return None
-    take, free = _functions()
+    take = _importer()
     if take is None:
         return None
     try:
@@ -272,15 +236,11 @@ def _imported(tensor: Tensor, native_device: Any = None, committed: bool = False
         raise
     except Exception:  # strided, or read-only: the public function says why
         return None
-    return array if committed or free is None or not _is_row_major(tensor) else free(array)
+    return array if committed or not _is_row_major(tensor) else _uncommitted(array)
 
 
 def _is_ready(obj: Any) -> bool:
-    """Return whether nobody would wait for an array: it is deleted, which its export says, or has its values.
-
-    One question at once, since jax dies of the second one about a deleted array. With the GIL no other thread runs
-    between the calls of `map`.
-    """
+    """Return whether no one would wait for an array, in one call: jax dies if it is deleted in between."""
     return any(map(operator.call, (obj.is_deleted, obj.is_ready)))
 
 
@@ -289,29 +249,28 @@ def _detached(obj: Any) -> Any:
 
 
 # What traces may differentiate: nothing tells.
-_GRAPH = Blocker("its gradients would be lost", "", ConversionError, resolution=_detached, needs="detach")
+_GRAPH = api.Blocker("its gradients would be lost", "", ConversionError, resolution=_detached, needs="detach")
 
 
-class JaxAdapter(Adapter):
+class JaxAdapter(api.Adapter):
     """jax.Array."""
 
-    name = "jax"
-    package = "jax"
+    name = package = "jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     namespaces = ("jax.numpy",)
-    arrays = Arrays(immutable=True, alignment=64)
+    arrays = api.Arrays(immutable=True, alignment=64)
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(
+    fast_path = api.FastPath(
         types=("jaxlib._jax.ArrayImpl",),
         exchange=_exchange,
         export=_export,
-        describe=tensor_info("__dlpack__"),
+        describe=api.tensor_info("__dlpack__"),
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _imported)
     known_issues = (
-        KnownIssue(
+        api.KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits silently where x64 is off, copy=False included",
             see="https://docs.jax.dev/en/latest/default_dtypes.html",
             lowers={"narrows_without_x64": _WIDE},
@@ -324,7 +283,7 @@ class JaxAdapter(Adapter):
             before="0.11.2",
         ),
         _proven("gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own"),
-        KnownIssue(
+        api.KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",
             see="https://github.com/jax-ml/jax/issues/40789",
             before="0.12",
@@ -334,11 +293,11 @@ class JaxAdapter(Adapter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.placement = Placement(self._load_on, _is_committed)
+        self.placement = api.Placement(self._load_on, _is_committed)
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         blocker, device = self._without_array(obj) or self._without_memory(obj), None
         blockers = [] if blocker is None else [blocker]
         if blocker is None or blocker.resolution is not None:
@@ -348,68 +307,62 @@ class JaxAdapter(Adapter):
             device = DEVICES.known(_first_device(obj)) if blocker is not None else None
         if _is_a(obj, "jax.core.Tracer"):
             blockers.append(_GRAPH)
-        return Description(functools.partial(self._info, obj), tuple(blockers), device=device)
+        return api.Description(functools.partial(self._info, obj), tuple(blockers), device=device)
 
-    def _without_array(self, obj: Any) -> Blocker | None:
+    def _without_array(self, obj: Any) -> api.Blocker | None:
         """Return why something of jax is no array with values, or None."""
         if _is_a(obj, "jax.core.Tracer"):
-            return Blocker(
-                "inside a jax transformation (jit, grad, vmap, scan) values have no data",
-                "Convert outside of it, or call back with jax.pure_callback.",
-            )
+            fix = "Convert outside of it, or call back with jax.pure_callback."
+            return api.Blocker("inside a jax transformation (jit, grad, vmap, scan) values have no data", fix)
         if _is_a(obj, "jax.Ref"):
-            return Blocker("it is a mutable reference", "Convert its value, ref[...].", also_blocks=("copy",))
+            return api.Blocker("it is a mutable reference", "Convert its value, ref[...].", also_blocks=("copy",))
         if _is_a(obj, "jax.experimental.sparse.JAXSparse"):
-            return Blocker("it is sparse", "Call .todense() first.", also_blocks=("copy",))
+            return api.Blocker("it is sparse", "Call .todense() first.", also_blocks=("copy",))
         if sys.modules["jax"].dtypes.issubdtype(obj.dtype, sys.modules["jax"].dtypes.extended):
-            return Blocker(
-                f"it holds {obj.dtype}, which is no number", "Convert jax.random.key_data(key) of a key.", DTypeError
-            )
+            fix = "Convert jax.random.key_data(key) of a key."
+            return api.Blocker(f"it holds {obj.dtype}, which is no number", fix, DTypeError)
         return None
 
-    def _without_memory(self, obj: Any) -> Blocker | None:
+    def _without_memory(self, obj: Any) -> api.Blocker | None:
         """Return why an array has no memory that could be exported, or has it on several devices; or None."""
         if obj.is_deleted():
-            return Blocker(
-                "it was deleted or donated", "Convert it before that, or a copy of it.", also_blocks=("copy",)
-            )
+            fix = "Convert it before that, or a copy of it."
+            return api.Blocker("it was deleted or donated", fix, also_blocks=("copy",))
         if not obj.is_fully_addressable:
-            return Blocker("parts of it are in other processes", f"Convert what is in this one: {_PARTS}.", DeviceError)
+            fix = f"Convert what is in this one: {_PARTS}."
+            return api.Blocker("parts of it are in other processes", fix, DeviceError)
         device = _first_device(obj)
-        if device.platform != "cpu" and DEVICES.known(device) != Device(CUDA, device.local_hardware_id or 0):
-            return Blocker(
-                f"it is on {device}, and dlx converts memory of the host and of CUDA",
-                "Move it with jax.device_put(x, jax.devices('cpu')[0]) first.",
-                DeviceError,
-            )
+        if device.platform != "cpu" and DEVICES.known(device) != api.Device(CUDA, device.local_hardware_id or 0):
+            fix = "Move it with jax.device_put(x, jax.devices('cpu')[0]) first."
+            return api.Blocker(f"it is on {device}, and dlx converts memory of the host and of CUDA", fix, DeviceError)
         count = len(obj.sharding.device_set)
         if count > 1 and obj.is_fully_replicated:
-            return Blocker(f"it is replicated over {count} devices, and its first shard is read", resolution=_shard)
+            return api.Blocker(f"it is replicated over {count} devices, and its first shard is read", resolution=_shard)
         if count > 1:
             fix = f"Convert its parts: {_PARTS}."
-            return Blocker(f"it is spread over {count} devices", fix, resolution=_gathered, needs="copy")
+            return api.Blocker(f"it is spread over {count} devices", fix, resolution=_gathered, needs="copy")
         return None
 
-    def _without_dlpack(self, obj: Any) -> Blocker | None:
+    def _without_dlpack(self, obj: Any) -> api.Blocker | None:
         """Return why jax cannot export an array of numbers, or None."""
         if DTYPES.from_native(obj.dtype) is None:
-            return Blocker(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
+            return api.Blocker(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
         if str(obj.dtype) in _UNNAMED:
             because = f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own"
-            return Blocker(because, resolution="copy", needs="copy")
+            return api.Blocker(because, resolution="copy", needs="copy")
         if str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
             because = f"its {obj.dtype} elements are packed and not in row-major order"
-            return Blocker(because, resolution="copy", needs="copy")
+            return api.Blocker(because, resolution="copy", needs="copy")
         return None
 
-    def _info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> api.ArrayInfo:
         array = self._without_array(obj) is None
         there = array and self._without_memory(obj) is None
         devices = tuple(obj.sharding.device_set) if array else ()
         name = str(getattr(obj, "dtype", ""))
-        return ArrayInfo(
+        return api.ArrayInfo(
             framework=self.name,
-            type_name=type_name(type(obj)),
+            type_name=api.type_name(type(obj)),
             dtype=DTYPES.from_native(obj.dtype) if array else _named(name),
             dtype_name=name,
             shape=tuple(getattr(obj, "shape", ())),
@@ -418,11 +371,11 @@ class JaxAdapter(Adapter):
             nbytes=_nbytes(obj) if array else 0,
             readonly=True,
             address=obj.unsafe_buffer_pointer() if there and obj.size else 0,
-            owner=type_name(type(obj)),
+            owner=api.type_name(type(obj)),
             protocols=("__dlpack__",) if array else (),
         )
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         if str(obj.dtype) not in _UNNAMED:
             # jax takes -1 for a handle. Without a stream it waits on the host.
             return super().export(obj, stream=None if stream == -1 else stream)
@@ -431,18 +384,18 @@ class JaxAdapter(Adapter):
         assert dtype is not None
         obj.block_until_ready()
         address = obj.unsafe_buffer_pointer() if obj.size else 0
-        return over_memory(address, obj.shape, None, dtype, self._info(obj).device or HOST, owner=obj)
+        return api.over_memory(address, obj.shape, None, dtype, self._info(obj).device or HOST, owner=obj)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         config, lowered = sys.modules["jax"].config, self.lowered
         narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
-        return Capabilities(
+        return api.Capabilities(
             dtypes=DTYPES.known() - narrows - _BROKEN,
             device_types=frozenset(kind for kind, there in places if there),
-            layouts=Layout.PERMUTED,
+            layouts=api.Layout.PERMUTED,
             min_alignment=64,
             keeps_readonly=True,  # jax never writes
             copies=dict.fromkeys(_UNTAKEN, "copies elements of less than a byte"),
@@ -452,40 +405,36 @@ class JaxAdapter(Adapter):
             refusals=_refusals(narrows, "" if DEVICES.has_host() else config.jax_platforms),
         )
 
-    def load(self, tensor: Tensor) -> Any:
-        if tensor.readonly and not self.lowered.get("hears_readonly", True):
-            tensor = unmarked(tensor)
+    def load(self, tensor: api.Tensor) -> Any:
         if tensor.device == HOST:
-            array = _imported(tensor)
-            return self._from_dlpack(tensor, DEVICES.preferred_host(), False) if array is None else array
-        preferred, device = DEVICES.preferred(), self._device_of(tensor)
-        return self._from_dlpack(tensor, device, device != preferred)
-
-    def _load_on(self, tensor: Tensor, committed: bool) -> Any:
-        if tensor.readonly and not self.lowered.get("hears_readonly", True):
-            tensor = unmarked(tensor)
+            return self._made(tensor, DEVICES.preferred_host(), False)
         device = self._device_of(tensor)
-        array = _imported(tensor, device, committed) if tensor.device == HOST else None
-        return self._from_dlpack(tensor, device, committed) if array is None else array
+        return self._made(tensor, device, device != DEVICES.preferred())
+
+    def _load_on(self, tensor: api.Tensor, committed: bool) -> Any:
+        return self._made(tensor, self._device_of(tensor), committed)
 
     @staticmethod
-    def _device_of(tensor: Tensor) -> Any:
+    def _device_of(tensor: api.Tensor) -> Any:
         device = tensor.device
         return DEVICES.host(device.id) if device.type == HOST.type else DEVICES.to_native(device)
 
-    def _from_dlpack(self, tensor: Tensor, native_device: Any, committed: bool) -> Any:
+    def _made(self, tensor: api.Tensor, native_device: Any, committed: bool) -> Any:
         """Return an array on the device of jax that has the tensor's memory."""
+        if tensor.readonly and not self.lowered.get("hears_readonly", True):
+            tensor = api.unmarked(tensor)
+        found = _imported(tensor, native_device, committed) if tensor.device == HOST else None
+        if found is not None:
+            return found
         if tensor.is_host and tensor.device.id != native_device.local_hardware_id:
-            device = Device(HOST.type, native_device.local_hardware_id)
-            tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
+            device = api.Device(HOST.type, native_device.local_hardware_id)
+            tensor = api.over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
         array = sys.modules["jax"].dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array if committed or not _is_row_major(tensor) else _uncommitted(array)
 
-    # ---- inside jax -------------------------------------------------------------------------------------------------
-
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         return obj.copy() if device is None else sys.modules["jax"].device_put(obj, DEVICES.to_native(device))
 
 
@@ -498,10 +447,10 @@ _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", Tr
 
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
-    """Return (reason, fix) for what jax has and does not take; `platforms` are set where the host is not among them."""
+    """Return (reason, fix) for dtypes that jax does not take; `platforms` is set if the host is not among them."""
     found = {name: (f"jax makes no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
-        found[name] = f"jax would narrow {name} to {DType(name).bits // 2} bits, since x64 is off", _X64_ON
+        found[name] = f"jax would narrow {name} to {api.DType(name).bits // 2} bits, since x64 is off", _X64_ON
     if platforms:
         found[HOST.name] = (
             f"jax was told to use {platforms!r} only, without the host",
@@ -521,19 +470,14 @@ def _is_committed(obj: Any) -> bool:
     return bool(getattr(obj, "committed", True)) and len(obj.sharding.device_set) == 1
 
 
-def _shard(obj: Any) -> Any:
-    """Return the first shard of an array: all of it if it is replicated."""
-    return obj.addressable_data(0)
-
-
 def _gathered(obj: Any) -> Any:
     return sys.modules["jax"].device_put(obj, _first_device(obj))
 
 
-def _place_of(obj: Any, native_device: Any) -> Device | None:
+def _place_of(obj: Any, native_device: Any) -> api.Device | None:
     device = DEVICES.known(native_device)
     if device is not None and device.type == CUDA and obj.sharding.memory_kind == "pinned_host":
-        return Device(f"cuda_host:{device.id}")
+        return api.Device(f"cuda_host:{device.id}")
     return device
 
 
@@ -544,13 +488,13 @@ def _nbytes(obj: Any) -> int:
 
 
 def _is_a(obj: Any, name: str) -> bool:
-    kind = look_up(name)
+    kind = api.look_up(name)
     return isinstance(kind, type) and isinstance(obj, kind)
 
 
-def _named(name: str) -> DType | None:
+def _named(name: str) -> api.DType | None:
     try:
-        return DType(name)
+        return api.DType(name)
     except DTypeError:
         return None
 
@@ -559,7 +503,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _is_row_major(tensor: Tensor) -> bool:
+def _is_row_major(tensor: api.Tensor) -> bool:
     """Return whether jax reads a tensor right without its layout, which `jit` ignores in uncommitted arrays."""
     shape = tensor.shape
     if len(shape) < 2 or 0 in shape:
@@ -568,7 +512,7 @@ def _is_row_major(tensor: Tensor) -> bool:
 
 
 def _strides(obj: Any) -> tuple[int, ...] | None:
-    """Return the strides in elements that jax's layout stands for."""
+    """Return the strides of jax's layout, in elements."""
     layout = obj.format.layout
     if layout is None:
         return None
@@ -579,4 +523,4 @@ def _strides(obj: Any) -> tuple[int, ...] | None:
     return tuple(strides)
 
 
-dlx_adapters = offer(JaxAdapter())
+dlx_adapters = api.offer(JaxAdapter())

@@ -1,4 +1,4 @@
-"""How jax differentiates, for `dlx_jax`: functions of other frameworks in what it traces, its own for others."""
+"""How jax differentiates, for `dlx_jax`: other frameworks' functions in its traces, its own for others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_differentiable(array: Any) -> bool:
 
 
 def _arrays(objs: Iterable[Any]) -> list[Any]:
-    """Return arrays for what jax passes on to a function: Python's numbers may be among it."""
+    """Return arrays for arguments of a function, among which jax may pass Python's numbers."""
     jax = sys.modules["jax"]
     return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
 
@@ -52,7 +52,7 @@ def _parted_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[b
 
 
 def _pulled(pull: Any, results: Sequence[Any], which: Sequence[bool], gradients: Sequence[Any]) -> list[Any]:
-    """Return what a pullback of jax gives for gradients, in the convention of `GradSupport`."""
+    """Return the results of a pullback of jax, in the convention of `GradSupport`."""
     given = [
         sys.modules["jax"].numpy.zeros(result.shape, result.dtype) if gradient is None else gradient
         for result, gradient, is_one in zip(results, gradients, which, strict=True)
@@ -98,7 +98,7 @@ def _recorded(dtypes: DTypes, operation: Operation, states: int) -> Any:
         like = [
             jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(operands)
         ]
-        # numpy arrays are what the callback's thread may make: jax's own could wait for it.
+        # The callback's thread may make numpy arrays only: jax's own could wait for it.
         return jax.pure_callback(lambda *now: operation(now, "numpy"), like, *operands, vmap_method="sequential")
 
     def forward(*primals: Any) -> Any:
@@ -137,7 +137,7 @@ def _taken(tensor: Any, imported: Callable[[Tensor], Any], host: bool) -> Any:
 
 
 def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
-    """Return writable tensors over what jax has just computed, and nobody else has; others as they are."""
+    """Return writable tensors over new results of jax that no one else has; others unchanged."""
     found = []
     for array, known in zip(arrays, own, strict=True):
         if known is None or not host or not array.size or _is_tracked(array):
@@ -149,36 +149,16 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
 
 
 class _Trace:
-    """What is known of a compiled derivative once jax has traced it; called while jax traces the way back.
-
-    Parameters
-    ----------
-    dtypes
-        Those of the adapter.
-    structure
-        Of the function's result.
-    pull
-        jax's pullback, taken apart.
-    slots
-        Of each leaf of that: its number among arrays and results, which need not be kept twice; None: it is kept.
-    results, which
-        Shape and dtype of each result, and whether it is differentiable.
-    own
-        Of each result: its shape and dtype if nobody else has its memory, else None.
-    """
+    """A compiled derivative that jax has traced; called while jax traces the way back."""
 
     def __init__(
-        self,
-        dtypes: DTypes,
-        structure: Any,
-        pull: Any,
-        slots: list[int | None],
-        results: list[Any],
-        which: list[bool],
+        self, dtypes: DTypes, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]
     ) -> None:
-        self._dtypes = dtypes
-        self.structure, self._pull, self.slots, self.which = structure, pull, slots, which
-        self.own: list[Any] = []
+        self._dtypes, self.structure = dtypes, structure  # of the function's result
+        self._pull = pull  # jax's pullback, taken apart
+        self.slots = slots  # the number of each leaf of it among arrays and results, which are not kept twice, or None
+        self.which = which  # whether each result is differentiable
+        self.own: list[Any] = []  # shape and dtype of each result whose memory no one else has, else None
         self._results = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in results]
 
     def __call__(self, *kept: Any, known: list[Any], gradients: list[Any]) -> Any:
@@ -194,15 +174,12 @@ class _Trace:
 def _own(dtypes: DTypes, results: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, DType] | None]:
     """Return shape and dtype of each traced result that is computed, and no other array; None for those that are."""
     there = [*others, *results]
-    return [
-        (each.shape, dtype)
-        if _is_tracked(each)
-        and sum(each is other for other in there) == 1
-        and (dtype := dtypes.from_native(each.dtype)) is not None
-        and dtype.bits >= 8  # others are packed
-        else None
-        for each in results
-    ]
+    own: list[tuple[Any, DType] | None] = []
+    for each in results:
+        is_new = _is_tracked(each) and sum(each is other for other in there) == 1
+        dtype = dtypes.from_native(each.dtype) if is_new else None
+        own.append((each.shape, dtype) if dtype is not None and dtype.bits >= 8 else None)  # others are packed
+    return own
 
 
 class _Compiled:
@@ -272,15 +249,7 @@ def _compile(dtypes: DTypes, imported: Callable[[Tensor], Any], function: Any) -
 
 
 def support(dtypes: DTypes, imported: Callable[[Tensor], Any]) -> GradSupport:
-    """Return how jax differentiates.
-
-    Parameters
-    ----------
-    dtypes
-        Those of the adapter.
-    imported
-        ``imported(tensor)`` gives jax's array for a tensor of the host, None where `dlx.convert` must be asked.
-    """
+    """Return how jax differentiates; ``imported(tensor)`` returns an array over a host tensor, or None if it cannot."""
     return GradSupport(
         _is_tracked,
         _is_differentiable,

@@ -17,28 +17,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dlx.adapter import (
-    COMMON_DTYPES,
-    Adapter,
-    Capabilities,
-    Device,
-    Devices,
-    DTypes,
-    FastPath,
-    GradSupport,
-    Layout,
-    Tensor,
-    consumed,
-    forward,
-    offer,
-)
+from dlx import adapter as api
 
-_TAKEN = frozenset({*COMMON_DTYPES, "complex64"} - {"float64"})
+_TAKEN = frozenset({*api.COMMON_DTYPES, "complex64"} - {"float64"})
 _NARROWS = {"float64": ("mlx would narrow float64 to float32", "Convert the values to float32 first.")}
 
 
-def _export(array: Any) -> Tensor:
-    return consumed(array.__dlpack__())
+def _export(array: Any) -> api.Tensor:
+    return api.consumed(array.__dlpack__())
 
 
 def _is_differentiable(array: Any) -> bool:
@@ -62,41 +48,36 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     return results, pullback
 
 
-def _device(native_device: Any) -> Device:
+def _device(native_device: Any) -> api.Device:
     """Return the device of an `mlx.core.Device` or `mlx.core.DeviceType`."""
     kind = getattr(native_device, "type", native_device)
-    return Device({"cpu": "cpu", "gpu": "metal"}[kind.name])
+    return api.Device({"cpu": "cpu", "gpu": "metal"}[kind.name])
 
 
-class MlxAdapter(Adapter):
+class MlxAdapter(api.Adapter):
     """mlx.core.array."""
 
     name = "mlx"
     package = "mlx.core"
     types = ("mlx.core.array",)
     namespaces = ("mlx.core",)
-    dtypes = DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})
-    devices = Devices(_device)
-    fast_path = FastPath(types=types, export=_export)
-    gradients = GradSupport(lambda array: False, _is_differentiable, _vjp)
+    dtypes = api.DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})
+    devices = api.Devices(_device)
+    fast_path = api.FastPath(types=types, export=_export)
+    gradients = api.GradSupport(lambda array: False, _is_differentiable, _vjp)
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            dtypes=_TAKEN,
-            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-            min_alignment=1,
-            copies=True,
-            refusals=_NARROWS,
-        )
+    def capabilities(self) -> api.Capabilities:
+        layouts = api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED
+        return api.Capabilities(dtypes=_TAKEN, layouts=layouts, min_alignment=1, copies=True, refusals=_NARROWS)
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         try:
             return sys.modules["mlx.core"].from_dlpack(tensor)
         except ValueError:  # strides below 0, of extents below 2
-            return sys.modules["mlx.core"].from_dlpack(forward(tensor))
+            return sys.modules["mlx.core"].from_dlpack(api.forward(tensor))
 
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         return sys.modules["mlx.core"].array(obj)
 
 
-dlx_adapters = offer(MlxAdapter())
+dlx_adapters = api.offer(MlxAdapter())

@@ -15,48 +15,25 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import _dlx_numpy
+
 import dlx
-from dlx.adapter import (
-    Adapter,
-    ArrayInfo,
-    Blocker,
-    Capabilities,
-    Container,
-    Description,
-    Device,
-    DType,
-    DTypes,
-    FastPath,
-    Guard,
-    KnownIssue,
-    Layout,
-    Tensor,
-    WriteTracking,
-    consumed,
-    file_handler,
-    offer,
-    over_memory,
-    type_name,
-    viewed,
-)
+from dlx import adapter as api
 from dlx.errors import DTypeError, LayoutError
 
-HOST = Device("cpu")
-_PLAIN = (
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
-_OWN = {"bool": "bool_", **{name: name for name in _PLAIN}}
+HOST = api.Device("cpu")
+_OWN = {name: name for name in (*api.COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"}
+_OWN["bool"] = "bool_"
 # Names in dlx and ml_dtypes -> storage dtype in numpy.
 _ML_DTYPES = {
-    each.name: f"uint{max(each.bits, 8)}" for each in DType.all() if each.name not in _OWN and each.lanes == 1
+    each.name: f"uint{max(each.bits, 8)}" for each in api.DType.all() if each.name not in _OWN and each.lanes == 1
 }
 
 
 class _Interface:
     """A tensor's memory as an `__array_interface__`; numpy keeps it alive as the result's base."""
 
-    def __init__(self, tensor: Tensor, typestr: str) -> None:
+    def __init__(self, tensor: api.Tensor, typestr: str) -> None:
         self.tensor = tensor
         itemsize = int(typestr[2:])
         self.__array_interface__ = {
@@ -68,7 +45,7 @@ class _Interface:
         }
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     """numpy's own dtypes, and those of ml_dtypes, which is imported at first need."""
 
     def native(self, attribute: str) -> Any:
@@ -88,13 +65,13 @@ class _DTypes(DTypes):
         return {name: _ML_DTYPES[name] for name in self._extensions}  # what numpy was told, `_dlx_numpy` was not
 
     def _registered(self, name: str) -> bool:
-        """Make numpy 2.5 and later take a dtype as what it is; whole bytes only. False where that cannot be."""
+        """Make numpy 2.5 and later take a dtype of whole bytes under its name; return whether it does."""
         register = getattr(sys.modules[self.package].dtypes, "register_dlpack_dtype", None)
-        code, bits, _ = DType(name)
+        code, bits, _ = api.DType(name)
         if register is None or bits % 8:
             return False
         try:
-            register((code, bits), self.to_native(DType(name)))
+            register((code, bits), self.to_native(api.DType(name)))
         except ValueError:  # already registered by other code, with another one
             return False
         return True
@@ -102,7 +79,7 @@ class _DTypes(DTypes):
     def known(self) -> frozenset[str]:
         return super().known() | self._extensions
 
-    def to_native(self, dtype: DType) -> Any:
+    def to_native(self, dtype: api.DType) -> Any:
         if dtype.name in self._extensions:
             return sys.modules[self.package].dtype(getattr(_ml_dtypes(), dtype.name))
         if dtype.name in _ML_DTYPES:
@@ -110,11 +87,11 @@ class _DTypes(DTypes):
             raise DTypeError(reason, fix=fix)
         return super().to_native(dtype)
 
-    def from_native(self, native_dtype: Any) -> DType | None:
+    def from_native(self, native_dtype: Any) -> api.DType | None:
         if isinstance(native_dtype, type):  # a scalar type: numpy.float32, ml_dtypes.bfloat16
             native_dtype = sys.modules[self.package].dtype(native_dtype)
         if native_dtype.type.__module__ == "ml_dtypes" and native_dtype.name in self._extensions:
-            return DType(native_dtype.name)
+            return api.DType(native_dtype.name)
         return super().from_native(native_dtype)
 
     def refusals(self) -> dict[str, tuple[str, str]]:
@@ -130,66 +107,55 @@ class _DTypes(DTypes):
 DTYPES = _DTypes("numpy", _OWN, extension={name: f"ml_dtypes.{name}" for name in _ML_DTYPES})
 
 
-class _Numpy(Adapter):
+class _Numpy(api.Adapter):
     """What arrays and scalars have in common: a scalar is exported as an array made of it."""
 
-    name = "numpy"
-    package = "numpy"
+    name = package = "numpy"
     dtypes = DTYPES
     known_issues = (
-        KnownIssue(
+        api.KnownIssue(
             does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
             see="https://github.com/numpy/numpy/issues/28599",
             before="2.2.5",
             lowers={"imports_by": "array interface"},
         ),
-        KnownIssue(
+        api.KnownIssue(
             does="exports legacy capsules only, and no read-only array at all",
             see="https://numpy.org/doc/2.1/release/2.1.0-notes.html",
             before="2.1",
             lowers={"exports_by": "address"},
         ),
-        KnownIssue(
+        api.KnownIssue(
             does="holds at most 32 dimensions",
             see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
             before="2.0",
             lowers={"ndims": (0, 32)},
         ),
-        KnownIssue(
-            does="drops the mask of a masked array on export; dlx refuses it",
-            see="tests/engine/test_defects.py",
-        ),
+        api.KnownIssue("drops the mask of a masked array on export; dlx refuses it", "tests/engine/test_defects.py"),
     )
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         array = _plain(obj)
         if _has_own_export(obj) and "exports_by" not in self.lowered and array.dtype.name not in _ML_DTYPES:
             return super().export(obj, stream=stream)
         dtype = DTYPES.from_native(array.dtype)
         assert dtype is not None
-        return over_memory(
-            _address(array),
-            array.shape,
-            [stride // array.itemsize for stride in array.strides],
-            dtype,
-            HOST,
-            readonly=not array.flags.writeable,
-            padded=dtype.bits < 8,
-            owner=obj,
-        )
+        strides, readonly = [stride // array.itemsize for stride in array.strides], not array.flags.writeable
+        facts = _address(array), array.shape, strides, dtype, HOST
+        return api.over_memory(*facts, readonly=readonly, padded=dtype.bits < 8, owner=obj)
 
 
 # ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
 
 
 _FILES = (
-    file_handler("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
+    api.file_handler("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
     # h5py.File is a group. The id is the same for every name of one object in the file.
-    file_handler("h5py.Group", identity=lambda child: getattr(child, "id", None)),
-    file_handler(
+    api.file_handler("h5py.Group", identity=lambda child: getattr(child, "id", None)),
+    api.file_handler(
         "safetensors.safe_open", names=lambda file: file.keys(), read=lambda file, name: file.get_tensor(name)
     ),
-    Container(types=("h5py.Dataset",), kind="wrapper", flatten=lambda dataset: (None, [dataset[()]])),
+    api.Container(types=("h5py.Dataset",), kind="wrapper", flatten=lambda dataset: (None, [dataset[()]])),
 )
 
 
@@ -200,19 +166,21 @@ def _guarded(obj: Any, writable: bool) -> Any:
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_numpy`, if what it reads in real arrays is what numpy says of them."""
-    import _dlx_numpy
-
+    """Return the table of `_dlx_numpy`, if it reads real arrays right."""
     np = sys.modules["numpy"]
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
     capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
     for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "complex128"):
-        array = np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2]
-        strides = tuple(stride // array.itemsize for stride in array.strides)
-        expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dlx.DType(name)))
-        if _dlx_numpy.facts(array) != expected:
+        if not _reads_right(np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2], api.DType(name)):
             return None
     return capsule
+
+
+def _reads_right(array: Any, dtype: api.DType) -> bool:
+    """Return whether `_dlx_numpy` reads in an array what numpy says of it."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
+    return bool(_dlx_numpy.facts(array) == expected)
 
 
 def _keeps_export(kind: Any) -> bool:
@@ -223,7 +191,7 @@ def _keeps_export(kind: Any) -> bool:
     return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 
-def _export_extension(obj: Any) -> Tensor | None:
+def _export_extension(obj: Any) -> api.Tensor | None:
     """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
     native_dtype = obj.dtype
     scalar = native_dtype.type  # numpy dies of the hash of a dtype where memory is lacking
@@ -231,36 +199,31 @@ def _export_extension(obj: Any) -> Tensor | None:
     dtype = _extension_of(scalar) if known else None
     if dtype is None:
         return None
-    return viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
+    return api.viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
 @functools.cache  # these types live as long as ml_dtypes
-def _extension_of(scalar: type) -> DType | None:
+def _extension_of(scalar: type) -> api.DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
     np = sys.modules["numpy"]
     dtype = DTYPES.from_native(np.dtype(scalar))
     if dtype is None or dtype.bits % 8:
         return None
-    import _dlx_numpy
-
     code, bits, _ = dtype
     _dlx_numpy.extend(scalar, code, bits)
-    array = np.zeros((2, 3), scalar)[:, ::-1]
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    if _dlx_numpy.facts(array) != (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype)):
+    if not _reads_right(np.zeros((2, 3), scalar)[:, ::-1], dtype):
         _dlx_numpy.extend(scalar, code, 0)
     return dtype
 
 
-def _export_scalar(obj: Any) -> Tensor:
-    """Return a tensor over an array of its own for a scalar."""
-    return consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
+def _export_scalar(obj: Any) -> api.Tensor:
+    """Return a tensor over a new array for a scalar."""
+    return api.consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
-
-# What a subclass may say of its elements that no other framework keeps: (attribute, reason, fix).
+# Attributes of subclasses that no other framework keeps: (attribute, reason, fix).
 _MEANINGS = (
     ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask apart."),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
@@ -269,12 +232,12 @@ _MEANINGS = (
 _MEANT = tuple(name for name, *_ in _MEANINGS)
 
 
-def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    """Return the description of an array of which there is a tensor: less is asked of it."""
+def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
+    """Return the description of an array that has a tensor, which answers most of it."""
     base, kind, name = obj.base, type(obj), "numpy.ndarray"
     if kind is not sys.modules["numpy"].ndarray:
-        obj, name = _plain(obj), type_name(kind)
-    return ArrayInfo(
+        obj, name = _plain(obj), api.type_name(kind)
+    return api.ArrayInfo(
         framework,
         name,
         tensor.dtype,
@@ -285,12 +248,12 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
         tensor.nbytes,
         tensor.readonly,
         tensor.data_ptr if obj.size else 0,
-        name if base is None else type_name(type(base)),
+        name if base is None else api.type_name(type(base)),
         _PROTOCOLS,
     )
 
 
-@functools.lru_cache(maxsize=64)  # numpy writes a name anew each time
+@functools.lru_cache(maxsize=64)  # numpy makes the text each time
 def _name_of(native_dtype: Any) -> str:
     return str(native_dtype)
 
@@ -301,53 +264,53 @@ class NumpyAdapter(_Numpy):
     types = ("numpy.ndarray",)
     namespaces = ("array_api_compat.numpy", "numpy")
     containers = _FILES
-    fast_path = FastPath(
+    fast_path = api.FastPath(
         types=("numpy.ndarray",),
         subclasses=_keeps_export,
         exchange=_exchange,
         export=_export_extension,
         unblocks=True,
         checks_same=True,  # arrays of objects are refused everywhere
-        guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
+        guards=tuple(api.Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
     )
-    writes = WriteTracking(guarded=_guarded)
+    writes = api.WriteTracking(guarded=_guarded)
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         if type(obj) is sys.modules["numpy"].ndarray and obj.dtype.isbuiltin == 1 and "exports_by" not in self.lowered:
             try:  # numpy's own export is harmless, knows best, and is the fastest way
-                tensor = consumed(obj.__dlpack__(max_version=(1, 0)))
-                return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
+                tensor = api.consumed(obj.__dlpack__(max_version=(1, 0)))
+                return api.Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
             except BufferError:
                 pass
         info = functools.partial(self._info, obj)
         blockers = tuple(self._blockers(obj))
         own = _has_own_export(obj)
-        return Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
+        return api.Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
 
-    def _blockers(self, obj: Any) -> Iterator[Blocker]:
+    def _blockers(self, obj: Any) -> Iterator[api.Blocker]:
         for name, because, fix in _MEANINGS if type(obj) is not sys.modules["numpy"].ndarray else ():
             said = None if callable(getattr(type(obj), name, None)) else getattr(obj, name, None)
             if said is not None:
-                yield Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
+                yield api.Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
         obj = _plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
+            yield api.Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
         elif not obj.dtype.isnative:
             because = f"its elements ({obj.dtype.str}) are in the other byte order"
-            yield Blocker(because, resolution=_native_order, needs="copy")
+            yield api.Blocker(because, resolution=_native_order, needs="copy")
         elif not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            yield Blocker(because, resolution=self.copy, needs="copy")
+            yield api.Blocker(because, resolution=self.copy, needs="copy")
 
-    def _info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> api.ArrayInfo:
         kind, base, obj = type(obj), obj.base, _plain(obj)
         itemsize = obj.dtype.itemsize
         whole = itemsize and _whole_elements(obj)
-        return ArrayInfo(
+        return api.ArrayInfo(
             framework=self.name,
-            type_name=type_name(kind),
+            type_name=api.type_name(kind),
             dtype=DTYPES.from_native(_native(obj.dtype)),
             # A structure's is long, and it may be of a class that goes.
             dtype_name=_name_of(obj.dtype) if obj.dtype.names is None else obj.dtype.name,
@@ -357,14 +320,14 @@ class NumpyAdapter(_Numpy):
             nbytes=obj.nbytes,
             readonly=not obj.flags.writeable,
             address=_address(obj),
-            owner=type_name(kind if base is None else type(base)),
+            owner=api.type_name(kind if base is None else type(base)),
             protocols=_PROTOCOLS,
         )
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
+    def capabilities(self) -> api.Capabilities:
+        return api.Capabilities(
             dtypes=DTYPES.known(),
-            layouts=Layout.ANY,
+            layouts=api.Layout.ANY,
             min_alignment=1,
             keeps_readonly=True,
             subbyte="padded",
@@ -372,56 +335,41 @@ class NumpyAdapter(_Numpy):
             refusals=DTYPES.refusals(),
         )
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         np = sys.modules["numpy"]
         if "imports_by" not in self.lowered:
             array = np.from_dlpack(tensor)
-            if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
-                array.flags.writeable = False
-            return array
-        dtype = DTYPES.to_native(tensor.dtype)
-        if tensor.data_ptr == 0:  # no element, no address: the interface cannot say so
-            array = np.empty(tensor.shape, dtype)
-            array.flags.writeable = not tensor.readonly
-            return array
-        return np.asarray(_Interface(tensor, dtype.str))
+        elif tensor.data_ptr:
+            return np.asarray(_Interface(tensor, DTYPES.to_native(tensor.dtype).str))
+        else:
+            array = np.empty(tensor.shape, DTYPES.to_native(tensor.dtype))  # the interface needs an address
+        if tensor.readonly and array.flags.writeable:  # without an address numpy makes new memory
+            array.flags.writeable = False
+        return array
 
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         return obj.copy(order="K")
 
 
 class NumpyScalarAdapter(_Numpy):
-    """numpy's scalars: values, not memory, so each conversion makes a 0-d array of its own."""
+    """numpy's scalars: values, not memory, so each conversion makes a new 0-d array."""
 
     name = "numpy scalar"
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
-    containers = (Container(types=types, kind="leaf"),)  # they are converted only as the root
-    fast_path = FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
+    containers = (api.Container(types=types, kind="leaf"),)  # they are converted only as the root
+    fast_path = api.FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         refused = _why_refused(obj.dtype)
-        if refused is not None:
-            blocker = Blocker(*refused, DTypeError)
-        else:
-            because = "a scalar is a value, not memory to share"
-            blocker = Blocker(because, resolution=sys.modules["numpy"].array, needs="copy")
-        return Description(functools.partial(self._info, obj), (blocker,))
+        because, make = "a scalar is a value, not memory to share", sys.modules["numpy"].array
+        blocker = api.Blocker(*refused, DTypeError) if refused else api.Blocker(because, resolution=make, needs="copy")
+        return api.Description(functools.partial(self._info, obj), (blocker,))
 
-    def _info(self, obj: Any) -> ArrayInfo:
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(type(obj)),
-            dtype=DTYPES.from_native(_native(obj.dtype)),
-            dtype_name=obj.dtype.name,
-            shape=(),
-            strides=(),
-            device=HOST,
-            nbytes=obj.nbytes,
-            readonly=True,
-            owner=type_name(type(obj)),
-            protocols=("buffer",),
-        )
+    def _info(self, obj: Any) -> api.ArrayInfo:
+        kind, dtype = api.type_name(type(obj)), DTYPES.from_native(_native(obj.dtype))
+        facts = (), (), HOST, obj.nbytes, True
+        return api.ArrayInfo(self.name, kind, dtype, obj.dtype.name, *facts, owner=kind, protocols=("buffer",))
 
 
 @functools.cache
@@ -434,7 +382,7 @@ def _ml_dtypes() -> Any:
 
 
 def _plain(obj: Any) -> Any:
-    """Return an array as numpy sees it: a subclass may say of itself what is not so."""
+    """Return an array as numpy sees it: attributes of a subclass may be wrong."""
     ndarray = sys.modules["numpy"].ndarray
     return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 
@@ -494,4 +442,4 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     return None
 
 
-dlx_adapters = offer(NumpyAdapter(), NumpyScalarAdapter())
+dlx_adapters = api.offer(NumpyAdapter(), NumpyScalarAdapter())

@@ -13,85 +13,65 @@ one is never released, nor is what owns that memory.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dlx
-from dlx.adapter import (
-    COMMON_DTYPES,
-    Adapter,
-    Blocker,
-    Capabilities,
-    Description,
-    Device,
-    DType,
-    DTypes,
-    FastPath,
-    GradSupport,
-    Guard,
-    KnownIssue,
-    Layout,
-    ReportedDevices,
-    Tensor,
-    offer,
-)
+from dlx import adapter as api
 from dlx.errors import ConversionError
 
-_DTYPES = (*COMMON_DTYPES, "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
-_WIDE = tuple(map(DType, ("uint16", "uint32", "uint64")))
-_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, ndims=(0, 9))
-_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", needs="detach")
-_SPARSE = Blocker("it is sparse", "Call .to_dense() first.", also_blocks=("copy",))
+_DTYPES = (*api.COMMON_DTYPES, "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
+_WIDE = tuple(map(api.DType, ("uint16", "uint32", "uint64")))
+_LAYOUTS = api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED
+_TAKES = api.Capabilities(dtypes=frozenset(_DTYPES), layouts=_LAYOUTS, ndims=(0, 9))
+_GRAD = api.Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", needs="detach")
+_SPARSE = api.Blocker("it is sparse", "Call .to_dense() first.", also_blocks=("copy",))
 
 
-def _device(place: Any) -> Device:
+def _device(place: Any) -> api.Device:
     """Return the device of a `Place`, as tensors have them, or of `CPUPlace` and the like: they differ in methods."""
     kind, _, number = str(place).removeprefix("Place(").rstrip(")").partition(":")
-    return Device({"cpu": "cpu", "gpu": "cuda", "gpu_pinned": "cuda_host"}[kind], int(number or 0))
+    return api.Device({"cpu": "cpu", "gpu": "cuda", "gpu_pinned": "cuda_host"}[kind], int(number or 0))
 
 
-class PaddleAdapter(Adapter):
+class PaddleAdapter(api.Adapter):
     """paddle.Tensor, and parameters."""
 
     name = package = "paddle"
     types = ("paddle.Tensor",)
     namespaces = ("paddle",)
-    dtypes = DTypes(package, _DTYPES)
-    devices = ReportedDevices(
-        _device, moves=False
-    )  # cpu() would say that the result needs gradients, without a way back
-    fast_path = FastPath(
-        types=types,
-        guards=(Guard("requires_grad", _GRAD),),
-        imports=dataclasses.replace(_TAKES, empty_extents="none"),
+    dtypes = api.DTypes(package, _DTYPES)
+    devices = api.ReportedDevices(_device, moves=False)  # the result of cpu() would need gradients, without a way back
+    fast_path = api.FastPath(
+        types=types, guards=(api.Guard("requires_grad", _GRAD),), imports=replace(_TAKES, empty_extents="none")
     )
-
-    gradients = GradSupport(lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled())
+    gradients = api.GradSupport(lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled())
     known_issues = (
-        KnownIssue(
+        api.KnownIssue(
             does="never releases memory that it imports while another tensor of it has imported the same address",
             see="tests/frameworks/test_more_frameworks.py",
         ),
     )
 
-    def describe(self, obj: Any) -> Description:
-        return Description(blockers=(*(() if obj.is_dense() else (_SPARSE,)), *((_GRAD,) if obj.requires_grad else ())))
+    def describe(self, obj: Any) -> api.Description:
+        grad = (_GRAD,) if obj.requires_grad else ()
+        return api.Description(blockers=grad if obj.is_dense() else (_SPARSE, *grad))
 
-    def capabilities(self) -> Capabilities:
-        return dataclasses.replace(_TAKES, dtypes=self.dtypes.known())
+    def capabilities(self) -> api.Capabilities:
+        return replace(_TAKES, dtypes=self.dtypes.known())
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         paddle = sys.modules["paddle"]
-        if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
+        if 0 in tensor.shape:  # they share one address: each would be the second one (`known_issues`)
             signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # it makes no wide unsigned ones
             return signed.view(self.dtypes.to_native(tensor.dtype))
         return paddle.from_dlpack(tensor)
 
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         if self.dtypes.from_native(obj.dtype) in _WIDE:  # which clone() does not know
             return self.load(dlx.convert(obj, to="dlx", copy=True))
         return obj.clone()
 
 
-dlx_adapters = offer(PaddleAdapter())
+dlx_adapters = api.offer(PaddleAdapter())

@@ -17,67 +17,30 @@ import sys
 from typing import Any
 
 import dlx
-from dlx.adapter import (
-    Adapter,
-    ArrayInfo,
-    Arrays,
-    ArrowSource,
-    Blocker,
-    Capabilities,
-    Description,
-    Device,
-    Devices,
-    DType,
-    DTypes,
-    FastPath,
-    KnownIssue,
-    Layout,
-    Tensor,
-    arrow_exchange,
-    arrow_info,
-    forward,
-    offer,
-    type_name,
-)
+from dlx import adapter as api
 from dlx.errors import AdapterNotFoundError
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         return getattr(sys.modules["pyarrow"], attribute)()
 
-    def from_native(self, native_dtype: Any) -> DType | None:
+    def from_native(self, native_dtype: Any) -> api.DType | None:
         try:
             return super().from_native(native_dtype)
         except TypeError:  # an extension type of a user's need not be hashable
             return None
 
 
-DTYPES = _DTypes(
-    "pyarrow",
-    {
-        "bool": "bool_",
-        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-        **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    },
-)
-
-
+DTYPES = _DTypes("pyarrow", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 _NUMBERS = frozenset(DTYPES.names) - {"bool"}
 _REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
-_ARRAYS = Capabilities(
-    dtypes=frozenset(DTYPES.names),
-    ndims=(1, 1),
-    keeps_readonly=True,
-    copies={"bool": "packs bools eight to a byte"},
+_ARRAYS = api.Capabilities(
+    dtypes=frozenset(DTYPES.names), ndims=(1, 1), keeps_readonly=True, copies={"bool": "packs bools eight to a byte"}
 )
-_TENSORS = Capabilities(
-    dtypes=_NUMBERS,
-    layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-    keeps_readonly=True,
-    refusals=_REFUSALS,
-)
-_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, keeps_readonly=True)  # taken by both
+_STRIDED = api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED
+_TENSORS = api.Capabilities(dtypes=_NUMBERS, layouts=_STRIDED, keeps_readonly=True, refusals=_REFUSALS)
+_COMPACT = api.Capabilities(dtypes=_NUMBERS, layouts=api.Layout.PERMUTED, keeps_readonly=True)  # taken by both
 
 _PRIMITIVE = (
     *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
@@ -87,109 +50,93 @@ _PRIMITIVE = (
 
 def _exchange() -> Any:
     """Return the table that exports arrays: by their capsules for DLPack, where those say that memory is read-only."""
-    return arrow_exchange("arrays_by" not in _ARRAY_TARGET.lowered)
+    return api.arrow_exchange("arrays_by" not in _ARRAY_TARGET.lowered)
 
 
-def _device(native_device: Any) -> Device:
+def _device(native_device: Any) -> api.Device:
     """Return the device of a `pyarrow.Device`, as buffers have it, whose host has the number -1; or of a name."""
     if isinstance(native_device, str):
-        return Device(native_device)
-    return Device(int(native_device.device_type), max(native_device.device_id, 0))
+        return api.Device(native_device)
+    return api.Device(int(native_device.device_type), max(native_device.device_id, 0))
 
 
-class _Arrow(Adapter):
-    """What its arrays and tensors have in common."""
+_before_26 = functools.partial(api.KnownIssue, see="https://arrow.apache.org/docs/python/dlpack.html", before="26")
 
-    name = "pyarrow"
-    package = "pyarrow"
+
+class _Arrow(api.Adapter):
+    """The facts that its arrays and tensors share."""
+
+    name = package = "pyarrow"
     dtypes = DTYPES
-    devices = Devices(_device)
+    devices = api.Devices(_device)
     known_issues = (
-        KnownIssue(
+        api.KnownIssue(
             does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",
             see="tests/engine/test_defects.py",
         ),
-        KnownIssue(
-            does="Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
-            see="https://arrow.apache.org/docs/python/dlpack.html",
-            before="26",
+        _before_26(
+            "Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
             lowers={"tensors_by": "numpy"},
         ),
-        KnownIssue(
-            does="Array gives capsules of DLPack that lose read-only; Arrow's own serve",
-            see="https://arrow.apache.org/docs/python/dlpack.html",
-            before="26",
-            lowers={"arrays_by": "arrow"},
+        _before_26(
+            "Array gives capsules of DLPack that lose read-only; Arrow's own serve", lowers={"arrays_by": "arrow"}
         ),
     )
 
 
-class ArrowAdapter(_Arrow, ArrowSource):
+class ArrowAdapter(_Arrow, api.ArrowSource):
     """pyarrow as a whole: all its arrays as sources; as a target, Array or Tensor by the number of dimensions."""
 
     types = (
-        "pyarrow.Array",
-        "pyarrow.ChunkedArray",
-        "pyarrow.Tensor",
-        "pyarrow.SparseCOOTensor",
-        "pyarrow.SparseCSRMatrix",
-        "pyarrow.SparseCSCMatrix",
-        "pyarrow.SparseCSFTensor",
+        *("pyarrow.Array", "pyarrow.ChunkedArray", "pyarrow.Tensor"),
+        *(f"pyarrow.Sparse{kind}" for kind in ("COOTensor", "CSRMatrix", "CSCMatrix", "CSFTensor")),
     )
-
-    fast_path = FastPath(
+    fast_path = api.FastPath(
         types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
         exchange=_exchange,
-        unblocks=ArrowSource.joined,
+        unblocks=api.ArrowSource.joined,
         imports=_COMPACT,
-        describe=arrow_info,
+        describe=api.arrow_info,
     )
-
-    # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def shown(self, obj: Any) -> str:
         return str(obj.type)
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.Tensor):
             tensor = self.export(obj)
-            protocols = ("__dlpack__", "buffer")
-            return Description(
-                functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), protocols), (), tensor
-            )
+            info = functools.partial(api.ArrayInfo.of_tensor, tensor, self.name, type(obj), ("__dlpack__", "buffer"))
+            return api.Description(info, (), tensor)
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            sparse = Blocker("it is sparse", "Call .to_tensor() first.", also_blocks=("copy",))
-            kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
-            return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
+            sparse = api.Blocker("it is sparse", "Call .to_tensor() first.", also_blocks=("copy",))
+            kind, dtype = api.type_name(type(obj)), DTYPES.from_native(obj.type)
+            return api.Description(api.ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
         return super().describe(obj)
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         if not isinstance(obj, sys.modules["pyarrow"].Tensor):
             return super().export(obj)
         if self.lowered.get("tensors_by"):
             return dlx.convert(memoryview(obj), to="dlx")
-        return Adapter.export(self, obj)
+        return api.Adapter.export(self, obj)
 
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
-
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         return _TENSORS
 
-    def variant(self, wanted: type | Tensor) -> Adapter:
-        if isinstance(wanted, Tensor):
+    def variant(self, wanted: type | api.Tensor) -> api.Adapter:
+        if isinstance(wanted, api.Tensor):
             return _ARRAY_TARGET if wanted.ndim == 1 else _TENSOR_TARGET
         pa = sys.modules["pyarrow"]
         if wanted is pa.Array or wanted is pa.Tensor:
             return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
-        raise AdapterNotFoundError(
-            f"{type_name(wanted)} cannot be a target", fix="Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
-        )
+        fix = "Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
+        raise AdapterNotFoundError(f"{api.type_name(wanted)} cannot be a target", fix=fix)
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         return (_ARRAY_TARGET if tensor.ndim == 1 else _TENSOR_TARGET).load(tensor)
 
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         pa = sys.modules["pyarrow"]
         if isinstance(obj, pa.ChunkedArray):
             return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
@@ -206,12 +153,12 @@ class _ArrayTarget(_Arrow):
 
     name = "pyarrow.Array"
     types = ("pyarrow.Array",)
-    arrays = Arrays(immutable=True)
+    arrays = api.Arrays(immutable=True)
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         return _ARRAYS
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         return sys.modules["pyarrow"].array(tensor)  # by its __arrow_c_array__
 
 
@@ -221,7 +168,7 @@ class _TensorTarget(_Arrow):
     name = "pyarrow.Tensor"
     types = ("pyarrow.Tensor",)
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         return _TENSORS
 
     @functools.cached_property
@@ -231,14 +178,14 @@ class _TensorTarget(_Arrow):
             return lambda tensor: make.from_numpy(dlx.convert(tensor, to="numpy"))
         return make.from_dlpack
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         try:
             return self._make(tensor)
         except (ValueError, NotImplementedError):  # strides below 0, of extents below 2
-            return self._make(forward(tensor))
+            return self._make(api.forward(tensor))
 
 
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
 
 
-dlx_adapters = offer(ArrowAdapter())
+dlx_adapters = api.offer(ArrowAdapter())

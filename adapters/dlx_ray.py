@@ -1,8 +1,8 @@
-"""ray for dlx: ObjectRef, which stands for an object in ray's store, or for one that a task has yet to return.
+"""ray for dlx: ObjectRef, a reference to an object in ray's store, or to one that a task has yet to return.
 
-What it stands for may be anything, and may not be there yet, so it is refused, by its path, with the call that fetches
-it: ``dlx.convert(ray.get(ref), to=...)``. What a store gives shares its memory with dlx already: `dlx.Tensor` pickles
-out of band. ray is no target: ``ray.put(dlx.convert(tree, to="dlx"))`` puts a whole tree of any dtype at once.
+The object may be anything, and may not be there yet, so a reference is refused, by its path, with the call that fetches
+it: ``dlx.convert(ray.get(ref), to=...)``. Fetched arrays share the store's memory already: `dlx.Tensor` pickles out of
+band. ray is no target: ``ray.put(dlx.convert(tree, to="dlx"))`` puts a whole tree of any dtype at once.
 """
 
 from __future__ import annotations

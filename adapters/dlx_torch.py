@@ -1,20 +1,13 @@
 """PyTorch for dlx: torch.Tensor, nn.Parameter and subclasses.
 
 Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
-and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
-neg bits, and zero tensors, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta,
-fake and functorch tensors.
+and DLPack both name. Shared: everything strided; torch has no negative strides. Copied: conj and neg bits, and zero
+tensors. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch tensors.
 
-Graphs: what dlx makes while torch traces (`torch.export`, `make_fx`, FakeTensorMode) is lifted, as `torch.from_numpy`
-lifts its result: the graph has a constant, and never writes to the source.
-
-Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
-free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. Cases that dlx cannot prevent are listed in docs/design.md, such as storages on devices, which torch
-cannot make unresizable.
-
-Streams: torch has a current one per thread and device. Tensors on CUDA are exported without an event of their own;
-dlx synchronizes streams once per conversion; torch itself orders ROCm's.
+Graphs: an array that is made while torch traces is lifted to a constant of the graph, as by `torch.from_numpy`.
+Lifetime: torch's capsules hold the tensor, whose storage `t.set_()`, `t.data = ...` or `module.half()` would free. dlx
+holds the storage, and forbids to resize it, as `t.numpy()` does; torch cannot forbid that on devices.
+Streams: dlx orders those of CUDA once per conversion; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -29,72 +22,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import _dlx_torch
 import dlx_torch_gradients
 
-from dlx.adapter import (
-    OWNER_BOUNDS,
-    Adapter,
-    ArrayInfo,
-    Arrays,
-    Blocker,
-    Capabilities,
-    Container,
-    Description,
-    Device,
-    Devices,
-    DType,
-    DTypes,
-    FastPath,
-    Guard,
-    KnownIssue,
-    Layout,
-    Owner,
-    Stream,
-    StreamSupport,
-    Tensor,
-    WriteTracking,
-    flatten_mapping,
-    keeping,
-    look_up,
-    offer,
-    over_memory,
-    type_name,
-)
+from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
 
-HOST = Device("cpu")
+HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
 
-_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
+_proven = functools.partial(api.KnownIssue, see="tests/engine/test_defects.py")
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
-_GRAD = Blocker(
-    "it requires gradients, which would be lost",
-    error=ConversionError,
-    resolution="detach",
-    needs="detach",
-)
-_ZERO = Blocker("it is a zero tensor of autograd, without memory", resolution="clone", needs="copy")
-_GUARDS = (
-    Guard("requires_grad", _GRAD),
-    Guard(
-        "is_conj",
-        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", needs="copy"),
-        kinds=("complex",),
-    ),
-    Guard(
-        "is_neg",
-        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", needs="copy"),
-    ),
-)
-
-
-def _fields(packed: Any) -> tuple[list[str], list[Any]]:
-    return list(packed._fields), list(packed)
+_GRAD = api.Blocker("it requires gradients, which would be lost", "", ConversionError, "detach", needs="detach")
+_CONJ = api.Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", needs="copy")
+_NEG = api.Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", needs="copy")
+_ZERO = api.Blocker("it is a zero tensor of autograd, without memory", resolution="clone", needs="copy")
+_GUARDS = api.Guard("requires_grad", _GRAD), api.Guard("is_conj", _CONJ, kinds=("complex",)), api.Guard("is_neg", _NEG)
 
 
 def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
-    """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
+    """Make a new ParameterList or ParameterDict, which would wrap plain tensors in parameters."""
     torch = sys.modules["torch"]
     if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
         raise TypeError("plain tensors would become parameters")
@@ -114,43 +62,27 @@ def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any],
     return new.lock_() if old.is_locked else new
 
 
+_mapping = functools.partial(api.Container, kind="mapping", flatten=api.flatten_mapping, holds="torch", falls_to=dict)
 _CONTAINERS = (
-    Container(
-        types=("tensordict.TensorDictBase",),
-        kind="mapping",
-        flatten=flatten_mapping,
-        unflatten=_unflatten_tensordict,
-        holds="torch",
-        falls_to=dict,
-    ),
-    Container(
+    _mapping(types=("tensordict.TensorDictBase",), unflatten=_unflatten_tensordict),
+    api.Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
         kind="record",
-        flatten=_fields,
+        flatten=lambda packed: (list(packed._fields), list(packed)),
         unflatten=lambda old, keys, children, new_empty: tuple.__new__(type(old), children),
         mutable=False,
         holds="torch",
         falls_to=dict,
     ),
-    Container(
-        types=("torch.nn.ParameterList",),
-        unflatten=_unflatten_parameters,
-        holds="torch",
-        falls_to=list,
-    ),
-    Container(
-        types=("torch.nn.ParameterDict",),
-        kind="mapping",
-        flatten=flatten_mapping,
-        unflatten=_unflatten_parameters,
-        holds="torch",
-        falls_to=dict,
-    ),
-    Container(types=("torch.Size",), kind="leaf"),  # torch.zeros takes no lazy view of one
-    Container(types=("torch.nn.Module",), kind="leaf"),  # it is changed in place by its owner, not rebuilt
+    api.Container(types=("torch.nn.ParameterList",), unflatten=_unflatten_parameters, holds="torch", falls_to=list),
+    _mapping(types=("torch.nn.ParameterDict",), unflatten=_unflatten_parameters),
+    api.Container(types=("torch.Size",), kind="leaf"),  # torch.zeros takes no lazy view of one
+    api.Container(types=("torch.nn.Module",), kind="leaf"),  # it is changed in place by its owner, not rebuilt
 )
 
 
+_STRIDES: dict[str, Any] = {"layouts": api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED}
+_READONLY: dict[str, Any] = {"keeps_readonly": False}
 _LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
 _TO_2_9 = _proven(
     "from_dlpack refuses float8 and float4; dlx hands them over as uint8",
@@ -166,7 +98,7 @@ _UNPAIRED = {
 }
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     @functools.cached_property
     def storage(self) -> Mapping[str, str]:  # type: ignore[override]
         if not _TO_2_9.affects(sys.modules["torch"].__version__):
@@ -176,7 +108,7 @@ class _DTypes(DTypes):
 
 DTYPES = _DTypes(
     "torch",
-    {each.name: each.name for each in DType.all() if each.bits >= 8 and each.name not in _LACKS}
+    {each.name: each.name for each in api.DType.all() if each.bits >= 8 and each.name not in _LACKS}
     | {"float4_e2m1fnx2": "float4_e2m1fn_x2"},
 )
 
@@ -184,16 +116,16 @@ DTYPES = _DTypes(
 # ---- devices and streams ---------------------------------------------------------------------------------------------
 
 
-class _Devices(Devices):
-    """The host, and what this build of torch calls "cuda"."""
+class _Devices(api.Devices):
+    """The host, and the devices that this build of torch calls "cuda"."""
 
     @functools.cached_property
     def kind(self) -> str:
-        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
+        """Which devices this build calls "cuda": "cuda" or "rocm"; empty if it has none."""
         version = sys.modules["torch"].version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 
-    def to_native(self, device: Device) -> Any:
+    def to_native(self, device: api.Device) -> Any:
         torch = sys.modules["torch"]
         if self.kind and device.name == self.kind:
             return torch.device("cuda", device.id)
@@ -202,29 +134,29 @@ class _Devices(Devices):
             raise DeviceError(f"this build of torch has no device {device}", fix=has)
         return torch.device("cpu")
 
-    def from_native(self, native_device: Any) -> Device:
+    def from_native(self, native_device: Any) -> api.Device:
         kind = native_device.type
         if kind == "cuda":
             kind = self.kind or kind
-        return Device(f"{_NAMES.get(kind, kind)}:{native_device.index or 0}")
+        return api.Device(f"{_NAMES.get(kind, kind)}:{native_device.index or 0}")
 
     def current(self, device_type: int) -> int:
-        if not self.kind or device_type != Device(self.kind).type:
+        if not self.kind or device_type != api.Device(self.kind).type:
             return 0
         try:
             return int(sys.modules["torch"].cuda.current_device())
         except (AssertionError, RuntimeError):  # there is no driver, or none after a fork: dlx says so itself
             return 0
 
-    def activate(self, device: Device) -> AbstractContextManager[Any]:
+    def activate(self, device: api.Device) -> AbstractContextManager[Any]:
         # torch finds the device by the tensor; only exports on ROCm look at the current one. On CUDA, making another
         # one current and going back may leave the runtime on it, which other frameworks follow.
         return sys.modules["torch"].cuda.device(device.id) if self.kind == "rocm" else contextlib.nullcontext()
 
-    def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+    def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
         if _is_tracing()():
-            return None  # `load` lifts what dlx allocates
+            return None  # `load` lifts memory that dlx allocates
         # Plain memory, whatever mode the caller is in.
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
@@ -240,13 +172,13 @@ class _Devices(Devices):
 DEVICES = _Devices()
 
 
-def _current_stream(device: Device) -> Any:
+def _current_stream(device: api.Device) -> Any:
     is_gpu = DEVICES.kind and device.name == DEVICES.kind
     return sys.modules["torch"].cuda.current_stream(device.id) if is_gpu else None
 
 
 @contextlib.contextmanager
-def _on_stream(stream: Stream) -> Iterator[None]:
+def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which torch works on a stream of another."""
     cuda, number = sys.modules["torch"].cuda, stream.device.id
     kept = stream.keep
@@ -262,10 +194,12 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 # ---- the adapter -----------------------------------------------------------------------------------------------------
 
 
-def _consume(obj: Any, tensor: Tensor, shared: bool) -> Tensor:
-    storage = _storage(obj) if shared else None
-    if storage is not None and storage.device.type == "cpu" and storage.resizable():
-        _freeze(sys.modules["torch"], storage)
+def _consume(obj: Any, tensor: api.Tensor, shared: bool) -> api.Tensor:
+    """Forbid a shared storage to be resized, as `t.numpy()` does: torch has no other interface for it."""
+    torch, storage = sys.modules["torch"], _storage(obj) if shared else None
+    if storage is not None and storage.device.type == "cpu" and storage.resizable() and "numpy" in sys.modules:
+        with _plainly(torch):
+            torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
     return tensor
 
 
@@ -276,23 +210,19 @@ def _keeps_memory(kind: Any) -> bool:
     return (
         kind.__dlpack__ is tensor.__dlpack__
         and kind.__torch_dispatch__ == tensor.__torch_dispatch__
-        and len(set(answers)) == 1  # one of its own sees the export
+        and len(set(answers)) == 1  # another function would see the export
     )
 
 
 def _exchange() -> Any:
     """Return torch's own table, which its subclasses do not carry themselves, with the slots of `_dlx_torch`."""
-    import _dlx_torch
-
     _is_tracing()
     own = sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
     return _dlx_torch.lifting_table(_dlx_torch.exchange_table(own, []))
 
 
 def _is_tracing() -> Any:
-    """Return the function that says whether torch traces, or transforms, what this thread makes."""
-    import _dlx_torch
-
+    """Return the function that says whether torch traces, or transforms, new arrays of this thread."""
     inner = sys.modules["torch"]._C
 
     def ask() -> bool:
@@ -326,9 +256,7 @@ def _mark_written(obj: Any) -> None:
 
 @functools.cache
 def _guard_function() -> tuple[Any, frozenset[str]] | None:
-    """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
-    import _dlx_torch
-
+    """Return the function of `_dlx_torch`, if its answers about real tensors are right."""
     torch, function = sys.modules["torch"], _dlx_torch.guard_function()
     if function is None:
         return None
@@ -343,9 +271,9 @@ def _guard_function() -> tuple[Any, frozenset[str]] | None:
             if _dlx_torch.answers(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
                 return None
         names = DTYPES.known() - {"complex32"}  # torch warns of it
-        samples += [torch.empty(3, dtype=DTYPES.to_native(DType(name)), device="cpu") for name in names]
+        samples += [torch.empty(3, dtype=DTYPES.to_native(api.DType(name)), device="cpu") for name in names]
         _dlx_torch.exchange_table(torch.Tensor.__dlpack_c_exchange_api__, samples)
-    return function, frozenset({"requires_grad", "is_neg", "is_conj", OWNER_BOUNDS})
+    return function, frozenset({"requires_grad", "is_neg", "is_conj", api.OWNER_BOUNDS})
 
 
 def _protocols(kind: type) -> tuple[str, ...]:
@@ -354,16 +282,16 @@ def _protocols(kind: type) -> tuple[str, ...]:
 
 
 def _is_materialised(obj: Any) -> bool:
-    """Return whether a tensor has memory of its own: an export of a copy-on-write one would copy it."""
+    """Return whether a tensor owns its memory: the export of a copy-on-write one would copy it."""
     return not sys.modules["torch"]._C._is_cow_tensor(obj)
 
 
-def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    """Return the description of a host tensor without blockers, of which there is one of dlx: less is asked of it."""
+def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
+    """Return the description of a host tensor without blockers; the tensor of dlx answers most of it."""
     nbytes, kind = tensor.nbytes, type(obj)
-    return ArrayInfo(
+    return api.ArrayInfo(
         framework,
-        _own_names().get(kind) or type_name(kind),
+        _own_names().get(kind) or api.type_name(kind),
         tensor.dtype,
         _name_of(obj.dtype),
         tensor.shape,
@@ -381,7 +309,7 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
 def _own_names() -> dict[type, str]:
     """Return the names of torch's own classes, which live as long as torch."""
     torch = sys.modules["torch"]
-    return {kind: type_name(kind) for kind in (torch.Tensor, torch.nn.Parameter)}
+    return {kind: api.type_name(kind) for kind in (torch.Tensor, torch.nn.Parameter)}
 
 
 @functools.cache
@@ -389,32 +317,31 @@ def _name_of(native_dtype: Any) -> str:
     return str(native_dtype).removeprefix("torch.")
 
 
-class TorchAdapter(Adapter):
+class TorchAdapter(api.Adapter):
     """torch.Tensor."""
 
-    name = "torch"
-    package = "torch"
+    name = package = "torch"
     types = ("torch.Tensor",)
     namespaces = ("array_api_compat.torch", "torch")
     dtypes = DTYPES
     devices = DEVICES
     containers = _CONTAINERS
-    fast_path = FastPath(
+    fast_path = api.FastPath(
         types=("torch.Tensor", "torch.nn.Parameter"),
         subclasses=_keeps_memory,
         exchange=_exchange,
         unblocks=True,
         guards=_GUARDS,
         guard_function=_guard_function,
-        owner=Owner("untyped_storage", "torch.UntypedStorage", "data_ptr", "nbytes", freeze=("resizable", "numpy")),
+        owner=api.Owner("untyped_storage", "torch.UntypedStorage", "data_ptr", "nbytes", freeze=("resizable", "numpy")),
         conditions=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
         checked_dtypes=("int8", "uint8"),  # int4 and smaller call themselves these
         describe=_exported_info,
         ready=_is_materialised,
     )
-    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
-    arrays = Arrays(consume=_consume, alignment=64)
-    writes = WriteTracking(
+    streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # they are never destroyed
+    arrays = api.Arrays(consume=_consume, alignment=64)
+    writes = api.WriteTracking(
         guarded=_guarded,
         count=lambda obj: None if obj.is_inference() else int(obj._version),
         mark_written=_mark_written,
@@ -422,14 +349,8 @@ class TorchAdapter(Adapter):
     gradients = dlx_torch_gradients.support(DTYPES)
     known_issues = (
         _TO_2_9,
-        _proven(
-            "from_dlpack aborts the process on negative strides; from 2.14 on it raises",
-            lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
-        ),
-        _proven(
-            "from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
-            lowers={"keeps_readonly": False},
-        ),
+        _proven("from_dlpack aborts the process on negative strides; from 2.14 on it raises", lowers=_STRIDES),
+        _proven("from_dlpack ignores that memory is read-only, and gives a tensor that writes to it", lowers=_READONLY),
         _proven("gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them"),
         _proven("gives memory out without negating it where the neg bit is set; dlx resolves it first"),
         _proven("crashes when it copies complex128 at an odd address; dlx has it copied as float64"),
@@ -441,90 +362,83 @@ class TorchAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():  # a subclass's would run for every attribute
             return self._description(obj)
 
-    def _description(self, obj: Any) -> Description:
+    def _description(self, obj: Any) -> api.Description:
         torch = sys.modules["torch"]
         info = functools.partial(self._info, obj)
         refused = self._without_memory(obj)
         if refused is not None:
-            return Description(info, (refused, *_graph(torch, obj)))
+            return api.Description(info, (refused, *_graph(torch, obj)))
         if obj._is_zerotensor():
-            return Description(info, (*_blockers(obj), _ZERO), device=HOST if obj.is_cpu else None)
+            return api.Description(info, (*_blockers(obj), _ZERO), device=HOST if obj.is_cpu else None)
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
-            return Description(info, (refused, *_graph(torch, obj)))
+            return api.Description(info, (refused, *_graph(torch, obj)))
         own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
         if obj.requires_grad or obj.is_conj() or obj.is_neg():
-            return Description(info, _blockers(obj), needs_export=own, device=HOST if obj.is_cpu else None)
+            return api.Description(info, _blockers(obj), needs_export=own, device=HOST if obj.is_cpu else None)
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
-            return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
+            return api.Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
         if DEVICES.kind == "rocm" and not obj.is_cpu:
-            return Description(info)
+            return api.Description(info)
         assert dtype is not None
         device = HOST if obj.is_cpu else DEVICES.from_native(obj.device)
-        tensor = over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
+        tensor = api.over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
         on_host = functools.partial(_exported_info, self.name, obj, tensor)
-        return Description(on_host if device is HOST else info, (), tensor)
+        return api.Description(on_host if device is HOST else info, (), tensor)
 
-    def _without_memory(self, obj: Any) -> Blocker | None:
+    def _without_memory(self, obj: Any) -> api.Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
         torch = sys.modules["torch"]
         exact = type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter
-        if not exact and (fake := look_up("torch._subclasses.fake_tensor.FakeTensor")) and isinstance(obj, fake):
-            return Blocker("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
+        if not exact and (fake := api.look_up("torch._subclasses.fake_tensor.FakeTensor")) and isinstance(obj, fake):
+            return api.Blocker("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
         if torch._C._functorch.is_functorch_wrapped_tensor(obj):
-            return Blocker("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
+            because = "inside a torch.func transform (vmap, grad, jvp) values have no data"
+            return api.Blocker(because, "Convert outside it.")
         if torch._is_functional_tensor(obj):
-            return Blocker("inside functionalize() values have no data", "Convert outside it.")
+            return api.Blocker("inside functionalize() values have no data", "Convert outside it.")
         if not exact and torch.nn.parameter.is_lazy(obj):
             blocks = ("copy", "detach") if obj.requires_grad else ("copy",)  # torch refuses both as well
-            return Blocker("it is not initialized yet", "Run the module once first.", also_blocks=blocks)
+            return api.Blocker("it is not initialized yet", "Run the module once first.", also_blocks=blocks)
         if obj.is_nested:
-            return Blocker(
-                "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
-            )
+            fix = "Call .to_padded_tensor(value), or .unbind() and convert the parts."
+            return api.Blocker("it is nested (ragged)", fix)
         if obj.is_meta:
-            return Blocker(
-                "it is on the meta device, which has no data", "Fill a new one: torch.empty_like(x, device='cpu')."
-            )
+            fix = "Fill a new one: torch.empty_like(x, device='cpu')."
+            return api.Blocker("it is on the meta device, which has no data", fix)
         if obj.layout is not torch.strided:
             kind = str(obj.layout).removeprefix("torch.")
-            return Blocker(f"its layout is {kind}, not strided", "Call .to_dense() first.")
+            return api.Blocker(f"its layout is {kind}, not strided", "Call .to_dense() first.")
         if obj.is_quantized:
-            return Blocker("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
+            fix = "Call .dequantize(), or .int_repr() for the stored integers."
+            return api.Blocker("it is quantized", fix, DTypeError)
         forward = torch.autograd.forward_ad
         if forward._current_level >= 0 and forward.unpack_dual(obj).tangent is not None:
-            return Blocker(
-                "it carries a forward-mode tangent, which would be lost",
-                "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
-            )
+            fix = "Convert torch.autograd.forward_ad.unpack_dual(t).primal."
+            return api.Blocker("it carries a forward-mode tangent, which would be lost", fix)
         if not obj.is_cpu and obj.device.type != "cuda":
-            return Blocker(
-                f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
-            )
+            because = f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm"
+            return api.Blocker(because, "Call .cpu() first.")
         return None
 
-    def _without_dlpack(self, obj: Any, dtype: DType | None, storage: Any) -> Blocker | None:
+    def _without_dlpack(self, obj: Any, dtype: api.DType | None, storage: Any) -> api.Blocker | None:
         torch = sys.modules["torch"]
         if obj.dtype is torch.complex32 and obj.is_conj() and obj.is_neg():
-            return Blocker(
-                "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
-                "Call .conj().resolve_neg() first, and conjugate the result.",
-                also_blocks=("copy",),
+            because = "its conj and neg bits are both set, which torch itself cannot resolve for complex32"
+            return api.Blocker(
+                because, "Call .conj().resolve_neg() first, and conjugate the result.", also_blocks=("copy",)
             )
         if dtype is None:
             name = _name_of(obj.dtype)
-            return Blocker(
-                f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
-                "Call .view(torch.uint8) if the bytes are what you need.",
-                DTypeError,
-                also_blocks=("copy",) if _SHELL.fullmatch(name) else (),
-            )
+            because = f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)"
+            fix, blocks = "Call .view(torch.uint8) if the bytes are what you need.", ("copy",)
+            return api.Blocker(because, fix, DTypeError, also_blocks=blocks if _SHELL.fullmatch(name) else ())
         extent = obj.numel()
         if not extent:
             return None
@@ -533,35 +447,34 @@ class TorchAdapter(Adapter):
         if storage is None or (held and not address):
             if hasattr(obj, "full_tensor"):
                 fix = "Call .to_local() for the part of this process, or .full_tensor() to gather all of it."
-                return Blocker("it is spread over the processes of a mesh", fix)
-            return Blocker("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
+                return api.Blocker("it is spread over the processes of a mesh", fix)
+            fix = "Convert the tensors that it wraps."
+            return api.Blocker("it is a wrapper subclass, with no memory of its own", fix)
         if not obj.is_contiguous():
             strides = obj.stride()
             extent = sum(map(operator.mul, obj.shape, strides)) - sum(strides) + 1
         itemsize = obj.element_size()
         needed = (obj.storage_offset() + extent) * itemsize
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
-            return Blocker(
-                "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
-                "Copy it into aligned memory before taking .conj() or .imag.",
-            )
+            because = "its conj or neg bit is set and its data is not aligned, which torch itself crashes on"
+            return api.Blocker(because, "Copy it into aligned memory before taking .conj() or .imag.")
         if held < needed:
             found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
             because = f"its storage was {found}, and it needs {needed} bytes"
-            return Blocker(because, "Convert it before that happens.", also_blocks=("copy",))  # torch would crash
+            return api.Blocker(because, "Convert it before that happens.", also_blocks=("copy",))  # torch would crash
         return None
 
-    def _info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> api.ArrayInfo:
         torch = sys.modules["torch"]
         kind = type(obj)
         with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
-            if torch.nn.parameter.is_lazy(obj):  # it raises whatever it is asked for
-                return ArrayInfo(self.name, type_name(kind), device=_device_of(obj), protocols=_protocols(kind))
+            if torch.nn.parameter.is_lazy(obj):  # every question raises
+                return api.ArrayInfo(self.name, api.type_name(kind), device=_device_of(obj), protocols=_protocols(kind))
             strided = obj.layout is torch.strided and not obj.is_nested
             plain = self._without_memory(obj) is None
-            return ArrayInfo(
+            return api.ArrayInfo(
                 framework=self.name,
-                type_name=type_name(kind),
+                type_name=api.type_name(kind),
                 dtype=DTYPES.from_native(obj.dtype),
                 dtype_name=_name_of(obj.dtype),
                 shape=tuple(obj.shape) if not obj.is_nested else None,
@@ -574,41 +487,37 @@ class TorchAdapter(Adapter):
                 notes=tuple(guard.ask for guard in _GUARDS if guard.holds(obj)),
             )
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         torch, storage, device = sys.modules["torch"], _storage(obj), _device_of(obj)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or device is None or device.name == "rocm":
             # A subclass may have its own __dlpack__; on ROCm torch orders the streams.
             tensor = super().export(obj, stream=stream)
-            return tensor if storage is None else keeping(tensor, storage)
+            return tensor if storage is None else api.keeping(tensor, storage)
         dtype = DTYPES.from_native(obj.dtype)
         assert dtype is not None
-        return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
+        return api.over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         self.is_tracing = _is_tracing()
         kind = DEVICES.kind
-        why = (
-            f"this torch ({sys.modules['torch'].__version__}) is built for the host only",
-            "Install one for the device, or leave device out.",
-        )
-        return Capabilities(
+        version, fix = sys.modules["torch"].__version__, "Install one for the device, or leave device out."
+        why = f"this torch ({version}) is built for the host only", fix
+        return api.Capabilities(
             dtypes=DTYPES.known(),
             # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
-            device_types=frozenset(Device(name).type for name in ("cpu", kind) if name),
-            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
+            device_types=frozenset(api.Device(name).type for name in ("cpu", kind) if name),
+            layouts=api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED,
             empty_extents="leading",
             refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
         )
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         array = sys.modules["torch"].from_dlpack(tensor)
         return _lift(array) if self.is_tracing is not None and self.is_tracing() else array
 
-    # ---- inside torch -----------------------------------------------------------------------------------------------
-
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         torch = sys.modules["torch"]
         if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel to copy it
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
@@ -620,11 +529,11 @@ class TorchAdapter(Adapter):
         return obj.clone()
 
 
-def _blockers(obj: Any) -> tuple[Blocker, ...]:
+def _blockers(obj: Any) -> tuple[api.Blocker, ...]:
     return tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
 
 
-def _graph(torch: Any, obj: Any) -> tuple[Blocker, ...]:
+def _graph(torch: Any, obj: Any) -> tuple[api.Blocker, ...]:
     """Return the blocker of a tensor that may have a graph, which torch itself can drop of one without plain memory."""
     recorded = (
         obj.requires_grad
@@ -643,7 +552,7 @@ def _address(torch: Any, obj: Any) -> int:
         return 0
 
 
-def _device_of(obj: Any) -> Device | None:
+def _device_of(obj: Any) -> api.Device | None:
     if obj.device.type == "cpu":
         return HOST
     try:
@@ -653,7 +562,7 @@ def _device_of(obj: Any) -> Device | None:
 
 
 def _storage(obj: Any) -> Any:
-    """Return the storage behind a tensor, or None where there is none (wrapper subclasses)."""
+    """Return the storage behind a tensor; None for wrapper subclasses."""
     try:
         return obj.untyped_storage()
     except RuntimeError as error:  # and NotImplementedError
@@ -662,22 +571,11 @@ def _storage(obj: Any) -> Any:
         return None
 
 
-def _freeze(torch: Any, storage: Any) -> None:
-    """Forbid a storage to be resized, which would move its memory away under a consumer.
-
-    torch does so itself in `t.numpy()` and has no other interface for it.
-    """
-    if "numpy" not in sys.modules:
-        return
-    with _plainly(torch):
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
-
-
 @contextlib.contextmanager
 def _plainly(torch: Any) -> Iterator[None]:
     """Suspend active tracing and transforms: this is about memory."""
-    with look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
+    with api.look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
         yield
 
 
-dlx_adapters = offer(TorchAdapter())
+dlx_adapters = api.offer(TorchAdapter())

@@ -35,11 +35,8 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
         results = function(*operands)
 
     def pullback(gradients: Sequence[Any]) -> list[Any]:
-        pairs = [
-            (result, gradient)
-            for result, gradient in zip(results, gradients, strict=True)
-            if gradient is not None and result.requires_grad
-        ]
+        both = zip(results, gradients, strict=True)
+        pairs = [(result, each) for result, each in both if each is not None and result.requires_grad]
         if not (pairs and operands):
             return [torch.zeros_like(each) for each in operands]
         found = torch.autograd.grad(
@@ -67,7 +64,7 @@ def _node() -> Any:
             wanted, before = ctx.needs_input_grad[1:], _random_state()
             results, pullback = operation.vjp(tensors, wanted)
             ctx.random = before, _random_state()  # the function may call one of torch, which draws
-            # What torch saves it releases after backward, or keeps (retain_graph). Of an attribute it knows nothing.
+            # Saved tensors are released after backward, or kept (retain_graph); torch does not know about attributes.
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
             ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
@@ -168,12 +165,7 @@ def _at_random_state(state: Any) -> Iterator[None]:
 
 
 _GRADIENTS = GradSupport(
-    _is_tracked,
-    _is_differentiable,
-    _vjp,
-    _record,
-    random_state=_random_state,
-    at_random_state=_at_random_state,
+    _is_tracked, _is_differentiable, _vjp, _record, random_state=_random_state, at_random_state=_at_random_state
 )
 
 

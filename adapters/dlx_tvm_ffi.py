@@ -7,7 +7,7 @@ Refused: elements that are padded to whole bytes, and tensors whose handle was m
 
 Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
 that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
-the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and compared by their
+the elements unconverted, for the framework of `to`. Each access makes a new wrapper; elements are compared by their
 handle.
 
 Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx synchronizes streams
@@ -28,32 +28,12 @@ from typing import Any
 import _dlx_tvm_ffi
 
 import dlx
-from dlx.adapter import (
-    Adapter,
-    ArrayInfo,
-    Blocker,
-    Capabilities,
-    Container,
-    Description,
-    Device,
-    Devices,
-    DType,
-    DTypes,
-    FastPath,
-    KnownIssue,
-    Layout,
-    Stream,
-    StreamSupport,
-    Tensor,
-    offer,
-    tensor_info,
-    type_name,
-)
+from dlx import adapter as api
 from dlx.errors import DTypeError
 
-COMPLEX = DType("complex64").code
-_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
-_DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
+COMPLEX = api.DType("complex64").code
+_proven = functools.partial(api.KnownIssue, see="tests/engine/test_defects.py")
+_DEVICE_TYPES = frozenset(api.Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
 def _untagged(obj: Any) -> Any:
@@ -98,17 +78,11 @@ def _address(name: str) -> int | None:
     return ctypes.cast(getattr(sys.modules["tvm_ffi"].LIB, name), ctypes.c_void_p).value
 
 
-def _unflatten_sequence(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+def _unflatten(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    content: Any = children if keys is None else dict(zip(keys, children, strict=True))
     if new_empty is None:
-        return type(old)(children)
-    new_empty.extend(children)
-    return new_empty
-
-
-def _unflatten_mapping(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    if new_empty is None:
-        return type(old)(dict(zip(keys, children, strict=True)))
-    new_empty.update(dict(zip(keys, children, strict=True)))
+        return type(old)(content)
+    (new_empty.extend if keys is None else new_empty.update)(content)
     return new_empty
 
 
@@ -117,13 +91,13 @@ def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
     return MethodType(get, obj), _bound().unchanged(obj, get) if mutable else None
 
 
-def _handler(name: str, kind: str, *, mutable: bool) -> Container:
+def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:
     sequence = kind == "sequence"
-    return Container(
+    return api.Container(
         types=(f"tvm_ffi.{name}",),
         kind=kind,
         flatten=functools.partial(_elements, name) if sequence else _items,
-        unflatten=_unflatten_sequence if sequence else _unflatten_mapping,
+        unflatten=_unflatten,
         new_empty=(lambda obj: type(obj)()) if mutable else None,
         mutable=mutable,
         elements="same_as",
@@ -135,50 +109,49 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     )
 
 
-class _DTypes(DTypes):
+class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         return sys.modules["tvm_ffi"].dtype(attribute)
 
-    def to_native(self, dtype: DType) -> Any:
+    def to_native(self, dtype: api.DType) -> Any:
         try:
             return sys.modules["tvm_ffi"].dtype.from_dlpack_data_type(tuple(dtype))
         except ValueError:
-            raise DTypeError(
-                f"tvm_ffi has no word for {dtype}", fix="Its tensors carry it all the same: convert the array."
-            ) from None
+            fix = "Its tensors carry it all the same: convert the array."
+            raise DTypeError(f"tvm_ffi has no word for {dtype}", fix=fix) from None
 
-    def from_native(self, native_dtype: Any) -> DType | None:
-        return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
+    def from_native(self, native_dtype: Any) -> api.DType | None:
+        return api.DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
 
 
-class _Devices(Devices):
-    def to_native(self, device: Device) -> Any:
+class _Devices(api.Devices):
+    def to_native(self, device: api.Device) -> Any:
         if device.type not in _DEVICE_TYPES:
             super().to_native(device)
         return sys.modules["tvm_ffi"].device(device.type, device.id)
 
-    def from_native(self, native_device: Any) -> Device:
-        return Device((native_device.dlpack_device_type(), native_device.index))
+    def from_native(self, native_device: Any) -> api.Device:
+        return api.Device((native_device.dlpack_device_type(), native_device.index))
 
 
-DTYPES = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
+DTYPES = _DTypes("tvm_ffi", {each.name: each.name for each in api.DType.all() if each.code != COMPLEX})
 DEVICES = _Devices()
 
 
-def _current_stream(device: Device) -> Any:
+def _current_stream(device: api.Device) -> Any:
     """Return the stream of tvm_ffi's environment: its kernels run there, and its `__dlpack__` orders nothing."""
     return sys.modules["tvm_ffi"].get_raw_stream(DEVICES.to_native(device)) if device.name == "cuda" else None
 
 
 @contextlib.contextmanager
-def _on_stream(stream: Stream) -> Iterator[None]:
+def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which tvm_ffi works on a stream of another."""
     with sys.modules["tvm_ffi"].use_raw_stream(DEVICES.to_native(stream.device), stream.handle):
         yield
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, a table of its own makes tensors."""
+    """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, its own table makes tensors."""
     tvm_ffi = sys.modules["tvm_ffi"]
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
     maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
@@ -188,10 +161,9 @@ def _exchange() -> Any:
 
 
 def _reads_tensors(tvm_ffi: Any) -> bool:
-    """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in some is what tvm_ffi says of them."""
-    made = [
-        tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in ((3, "float32"), ((2, 5), "int8"), ((), "bool"))
-    ]
+    """Return whether `_dlx_tvm_ffi` may read tensors in place: it reads some right."""
+    kinds = (3, "float32"), ((2, 5), "int8"), ((), "bool")
+    made = [tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in kinds]
     if not _dlx_tvm_ffi.find_handles([*made, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle
         return False
     for each in made:
@@ -202,19 +174,18 @@ def _reads_tensors(tvm_ffi: Any) -> bool:
     return True
 
 
-_describe = tensor_info("__dlpack__")
+_describe = api.tensor_info("__dlpack__")
 
 
-class TvmFfiAdapter(Adapter):
+class TvmFfiAdapter(api.Adapter):
     """tvm_ffi.Tensor."""
 
-    name = "tvm_ffi"
-    package = "tvm_ffi"
+    name = package = "tvm_ffi"
     types = ("tvm_ffi.Tensor",)
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, owner="managed", describe=_describe)
-    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
+    fast_path = api.FastPath(types=types, exchange=_exchange, owner="managed", describe=_describe)
+    streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
     containers = (
         _handler("Array", "sequence", mutable=False),
         _handler("List", "sequence", mutable=True),
@@ -223,8 +194,7 @@ class TvmFfiAdapter(Adapter):
     )
     known_issues = (
         _proven(
-            "forgets on import that memory is read-only, and exports it as writable",
-            lowers={"keeps_readonly": False},
+            "forgets on import that memory is read-only, and exports it as writable", lowers={"keeps_readonly": False}
         ),
         _proven(
             "has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
@@ -235,29 +205,20 @@ class TvmFfiAdapter(Adapter):
         _proven("a tensor without a handle (moved away, or never made) kills the process when it is asked anything"),
     )
 
-    # ---- as a producer ----------------------------------------------------------------------------------------------
-
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         if not obj.__chandle__():
             because = "it holds no tensor: its handle was moved away, or never set"
-            blocker = Blocker(because, "Convert the tensor that has it now.")
-            return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
+            blocker = api.Blocker(because, "Convert the tensor that has it now.")
+            return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj))), (blocker,))
         tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
-        return Description(functools.partial(_describe, self.name, obj, tensor), (), tensor)
+        return api.Description(functools.partial(_describe, self.name, obj, tensor), (), tensor)
 
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
+    def capabilities(self) -> api.Capabilities:
+        every = api.Layout.ANY
+        return api.Capabilities(None, _DEVICE_TYPES, layouts=every, min_alignment=1, keeps_readonly=True)
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            dtypes=None,
-            device_types=_DEVICE_TYPES,
-            layouts=Layout.ANY,
-            min_alignment=1,
-            keeps_readonly=True,
-        )
-
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         return sys.modules["tvm_ffi"].from_dlpack(tensor)
 
 
-dlx_adapters = offer(TvmFfiAdapter())
+dlx_adapters = api.offer(TvmFfiAdapter())

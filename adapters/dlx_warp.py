@@ -13,41 +13,24 @@ import functools
 import sys
 from typing import Any
 
-from dlx.adapter import (
-    COMMON_DTYPES,
-    Adapter,
-    Blocker,
-    Capabilities,
-    Description,
-    Device,
-    DType,
-    DTypes,
-    FastPath,
-    GradSupport,
-    Guard,
-    Layout,
-    ReportedDevices,
-    Tensor,
-    offer,
-    over_memory,
-)
+from dlx import adapter as api
 from dlx.errors import ConversionError
 
-_DTYPES = DTypes("warp", COMMON_DTYPES)
-_HOST = Device("cpu")
+_DTYPES = api.DTypes("warp", api.COMMON_DTYPES)
+_HOST = api.Device("cpu")
 
 
 def _detached(array: Any) -> Any:
     return sys.modules["warp"].from_dlpack(array, dtype=array.dtype)
 
 
-def _has_whole_strides(array: Any, dtype: DType) -> bool:
+def _has_whole_strides(array: Any, dtype: api.DType) -> bool:
     """Return whether the steps between elements are multiples of a number's size, as DLPack counts them."""
     size = dtype.bits // 8
     return not any(stride % size for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1)
 
 
-def _export(array: Any) -> Tensor | None:
+def _export(array: Any) -> api.Tensor | None:
     """Return the tensor of an array of numbers on the host; warp's own export, in Python, takes many times as long."""
     dtype = _DTYPES.from_native(array.dtype)
     if dtype is None or array.pinned or not array.device.is_cpu:
@@ -55,42 +38,42 @@ def _export(array: Any) -> Tensor | None:
     if not _has_whole_strides(array, dtype):
         return None
     strides = [stride // (dtype.bits // 8) for stride in array.strides]
-    return over_memory(array.ptr or 0, array.shape, strides, dtype, _HOST, owner=array)
+    return api.over_memory(array.ptr or 0, array.shape, strides, dtype, _HOST, owner=array)
 
 
-def _released(tensor: Tensor, address: int, nbytes: int) -> None:
+def _released(tensor: api.Tensor, address: int, nbytes: int) -> None:
     """Do nothing: the array's deleter, which keeps the tensor, goes with the array."""
 
 
-_GRAD = Blocker("it requires gradients, which would be lost", "", ConversionError, _detached, needs="detach")
+_GRAD = api.Blocker("it requires gradients, which would be lost", "", ConversionError, _detached, needs="detach")
 # warp's own export rounds them down.
-_BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.")
+_BROKEN = api.Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.")
 
 
-def _device(native_device: Any) -> Device:
-    return _HOST if native_device.is_cpu else Device("cuda", native_device.ordinal)
+def _device(native_device: Any) -> api.Device:
+    return _HOST if native_device.is_cpu else api.Device("cuda", native_device.ordinal)
 
 
-class WarpAdapter(Adapter):
+class WarpAdapter(api.Adapter):
     """warp.array."""
 
     name = package = "warp"
     types = ("warp.array",)
     dtypes = _DTYPES
-    devices = ReportedDevices(_device)
-    fast_path = FastPath(types=types, export=_export, guards=(Guard("requires_grad", _GRAD),))
-    gradients = GradSupport(lambda array: bool(array.requires_grad))
+    devices = api.ReportedDevices(_device)
+    fast_path = api.FastPath(types=types, export=_export, guards=(api.Guard("requires_grad", _GRAD),))
+    gradients = api.GradSupport(lambda array: bool(array.requires_grad))
 
-    def describe(self, obj: Any) -> Description:
+    def describe(self, obj: Any) -> api.Description:
         dtype = _DTYPES.from_native(getattr(obj.dtype, "_wp_scalar_type_", obj.dtype))  # of a vector's numbers
         broken = dtype is not None and not _has_whole_strides(obj, dtype)
-        return Description(blockers=(*((_BROKEN,) if broken else ()), *((_GRAD,) if obj.requires_grad else ())))
+        return api.Description(blockers=(*((_BROKEN,) if broken else ()), *((_GRAD,) if obj.requires_grad else ())))
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> api.Capabilities:
         sys.modules["warp"].init()
-        return Capabilities(dtypes=self.dtypes.known(), layouts=Layout.ANY, ndims=(1, 4))
+        return api.Capabilities(dtypes=self.dtypes.known(), layouts=api.Layout.ANY, ndims=(1, 4))
 
-    def load(self, tensor: Tensor) -> Any:
+    def load(self, tensor: api.Tensor) -> Any:
         step = tensor.dtype.bits // 8
         return sys.modules["warp"].array(  # its from_dlpack, in Python, takes twice as long
             ptr=tensor.data_ptr,
@@ -102,8 +85,8 @@ class WarpAdapter(Adapter):
             deleter=functools.partial(_released, tensor),
         )
 
-    def copy(self, obj: Any, device: Device | None = None) -> Any:
+    def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         return sys.modules["warp"].clone(obj, device=None if device is None else "cpu")
 
 
-dlx_adapters = offer(WarpAdapter())
+dlx_adapters = api.offer(WarpAdapter())

@@ -1,7 +1,7 @@
 """xarray for dlx: DataArray, Variable and Dataset, as containers of the arrays in them; xarray is no target.
 
-A DataArray or Variable stands for its data. Where xarray can hold the result (numpy, cupy, jax, array API modules:
-what has ``__array_function__`` or ``__array_namespace__``), the result is one again, with its dims, coords, attrs and
+A DataArray or Variable is converted by its data. If xarray can hold the result (numpy, cupy, jax, array API modules:
+with ``__array_function__`` or ``__array_namespace__``), the result is one again, with its dims, coords, attrs and
 name; elsewhere (torch, dlx, mlx, ...) it is the array alone. A Dataset becomes a Dataset, or else a dict of its data
 variables. Coordinates are labels: they are never converted, and stay where the container stays. Data that is still in
 a file is read.
@@ -20,7 +20,7 @@ def _unwrapped(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     (data,) = children
     try:
         held = obj.copy(deep=False, data=data)
-    except (TypeError, ValueError, NotImplementedError):  # xarray calls numpy.asarray of what it does not know
+    except (TypeError, ValueError, NotImplementedError):  # xarray calls numpy.asarray on unknown arrays
         return data
     return held if held.data is data else data
 

@@ -20,18 +20,7 @@ _LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @contextlib.contextmanager
 def replaced(path: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Give a file to write to, which gets its name once it is complete and on the disk.
-
-    Until then it is named ``.NAME.dlx-partial``. A killed process leaves that file, and the next run takes it over.
-
-    Raises
-    ------
-    FileError
-        If there is such a file and `force` is false, or it is no regular file; also if it appears before the new one
-        is complete. And if the file system has no hard links, and `force` is false.
-    OSError
-        If it cannot be written.
-    """
+    """Yield a file that gets its name once it is complete and on disk; until then it is named ``.NAME.dlx-partial``."""
     path = Path(os.path.realpath(path))  # a link is followed, not replaced
     mode = _mode(path, force)
     if not path.parent.is_dir():
@@ -74,10 +63,7 @@ def _taken(path: Path) -> FileError:
 
 
 def _locked(partial: Path, path: Path) -> BinaryIO | None:
-    """Return the file with the partial name, locked; None if another run completed it in between.
-
-    Only the process that holds the lock of the file with this name writes to it, and removes the name.
-    """
+    """Return the partial file, locked against other writers; None if another run completed it in between."""
     descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     with contextlib.ExitStack() as stack:
         handle = stack.enter_context(os.fdopen(descriptor, "r+b"))

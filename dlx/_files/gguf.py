@@ -1,7 +1,6 @@
 """Headers of .gguf files, read by hand.
 
-The format is ggml's, versions 2 and 3. Quantized tensors are blocks with scales of their own,
-for which DLPack has no dtype.
+The format is ggml's, versions 2 and 3. Quantized tensors are blocks with scales, for which DLPack has no dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["read_gguf"]
 
 MAX_HEADER = 64 << 20  # bytes; vocabularies of 256 000 words take some 10 MiB
 MAX_TENSORS = 250_000
-MAX_DEPTH = 4  # of arrays in arrays; nobody writes 2
+MAX_DEPTH = 4  # of arrays in arrays; no known writer nests them twice
 MAX_DIMS = 4  # what ggml has
 
 _DTYPES = {

@@ -153,9 +153,8 @@ def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     for code, _, _, word in filters if nbytes else ():  # without chunks there is nothing to decode
         if not h5py.h5z.filter_avail(code):
-            reason = (
-                f"it needs the filter {code} ({one_line(word.decode('utf-8', 'replace'), 60)}), which is not loaded"
-            )
+            filter_name = one_line(word.decode("utf-8", "replace"), 60)
+            reason = f"it needs the filter {code} ({filter_name}), which is not loaded"
             return _refuse(name, entry.dtype_name, reason, item.shape, "Install hdf5plugin, and import it.")
     if not nbytes and entry.nbytes and "This is a netCDF dimension but not" in str(item.attrs.get("NAME")):
         return _refuse(name, "dimension", f"it is a netCDF dimension of {item.shape[0]:,}, without values", item.shape)
@@ -168,8 +167,8 @@ def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
         if start + (entry.nbytes or 0) > file.size:
             raise FileError(f"it is cut off: {one_line(name, 80)!r} ends after the file", fix=AGAIN)
         return entry._replace(offset=start)
-    told = tuple(notes) or ("not in the file in one piece",)
-    return entry._replace(notes=told, load=functools.partial(_read, item))
+    notes = notes or ["not in the file in one piece"]
+    return entry._replace(notes=tuple(notes), load=functools.partial(_read, item))
 
 
 def _read(item: Any, entry: Stored, data: memoryview) -> Tensor:

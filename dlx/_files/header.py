@@ -1,4 +1,4 @@
-"""What the reader of a format returns: the arrays that a file holds, known from its header."""
+"""`Contents`: the arrays of a file, as its header describes them; and helpers of all readers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,13 @@ __all__ = [
 
 MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
-MAX_BYTES = 1 << 63  # of an array, and what an extent stays below
+MAX_BYTES = 1 << 63  # of an array; extents stay below
 AGAIN = "Write it or fetch it again."
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
 
 
 class File:
-    """A regular file that is opened once: what is parsed is what is mapped.
-
-    Raises
-    ------
-    FileError
-        If it is no regular file, empty, or a link to a file that does not exist.
-    OSError
-        If it cannot be opened.
-    """
+    """A regular file that is opened once: what is parsed is what is mapped."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -115,23 +107,17 @@ class Stored(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     kind: str  # ".npy", ".safetensors" and so on
     entries: Sequence[Stored]
-    metadata: Mapping[str, Any] = {}  # what the file says about itself
+    metadata: Mapping[str, Any] = {}  # of the file
     notes: tuple[str, ...] = ()  # what else it holds
-    close: Callable[[], object] | None = None  # closes what reads it
+    close: Callable[[], object] | None = None  # closes its reader
 
 
 def exactly(file: BinaryIO | Any, count: int) -> bytes:
-    """Return the next `count` bytes of a file's header.
-
-    Raises
-    ------
-    FileError
-        If the file ends before.
-    """
+    """Return the next `count` bytes of a file's header; raise `FileError` if the file ends before."""
     parts: list[bytes] = []
     missing = count
     while missing and (part := file.read(missing)):
@@ -151,13 +137,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
-    """Return where the last array ends; the first one begins at `start`, or after it where there may be gaps.
-
-    Raises
-    ------
-    FileError
-        If two overlap, or leave a gap where `gaps` is false.
-    """
+    """Return where the last array ends; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
     at = start
     for entry in sorted(entries, key=lambda each: (each.offset or 0, each.nbytes or 0)):
         begin = entry.offset or 0
@@ -185,17 +165,10 @@ def unreadable(package: str, error: Exception) -> Exception:
 
 
 def needed(package: str, kind: str) -> Any:
-    """Import what reads a kind of file.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If it is not installed, or fails to import.
-    """
+    """Import the package that reads a kind of file, or raise `FrameworkNotInstalledError`."""
     if importlib.util.find_spec(package) is None:
-        raise FrameworkNotInstalledError(
-            f"{kind} files are read by {package}, which is not installed", fix=f"Install it: pip install {package}."
-        )
+        reason = f"{kind} files are read by {package}, which is not installed"
+        raise FrameworkNotInstalledError(reason, fix=f"Install it: pip install {package}.")
     try:
         return importlib.import_module(package)
     except MemoryError:

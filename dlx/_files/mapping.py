@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
@@ -20,7 +19,6 @@ from dlx.adapter.declarations import Blocker
 from dlx.errors import DTypeError, FileError
 
 __all__ = ["Archive", "FileView", "mapped"]
-
 
 V = TypeVar("V")
 
@@ -44,7 +42,7 @@ def _array(stored: Stored, memory: Memory, file: str) -> Any:
 
 
 class Archive(Mapping[Any, Any]):
-    """What a file holds, by name. A tensor is made anew each time it is asked for."""
+    """The contents of a file, by name. Each access makes a new tensor."""
 
     def __init__(
         self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], closing: list[Callable[[], object]]
@@ -57,9 +55,8 @@ class Archive(Mapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         item = self._items[key]
         if self.closed:
-            raise FileError(
-                f"it was closed, and {key!r} is not read any more", source=str(self.path), fix="Open it again."
-            )
+            reason = f"it was closed, and {key!r} is not read any more"
+            raise FileError(reason, source=str(self.path), fix="Open it again.")
         return item(self.path.name) if type(item) is partial else item
 
     def __iter__(self) -> Any:
@@ -73,7 +70,7 @@ class Archive(Mapping[Any, Any]):
         return self._items.keys()
 
     def close(self) -> None:
-        """Give nothing out any more; what was given out keeps its memory."""
+        """Refuse further reads; arrays that were read keep their memory."""
         self.closed = True
         self._items = dict.fromkeys(self._items)
         while self._closing:
@@ -87,17 +84,7 @@ class Archive(Mapping[Any, Any]):
 
 
 def mapped(path: Path, *, private: bool = False) -> Archive:
-    """Return the mapping over a saved file; `private`: over pages that may be written to, and are then copied.
-
-    Raises
-    ------
-    FileError
-        If the file is none that dlx maps, is damaged, or says what cannot be.
-    FrameworkNotInstalledError
-        If the library that reads its kind is not installed.
-    OSError
-        If it cannot be opened.
-    """
+    """Return the mapping over a saved file; with `private`, over pages that are copied when they are written to."""
     with opened(path) as file:
         kind = kind_of(file)
         if kind == ".parquet":
@@ -132,7 +119,7 @@ class FileView(MappingView[str, V]):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the file says about itself, by name.
+        """The metadata of the file, by name.
 
         The metadata of .safetensors and .gguf files; in HDF5 the attributes, those of a member as ``"member@name"``.
         Empty for other formats.
@@ -147,9 +134,7 @@ class FileView(MappingView[str, V]):
     def __enter__(self) -> FileView[V]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _kind(self) -> str:

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, check_names, exactly, fresh
 from dlx._files.signatures import other_zip
+from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -39,7 +39,6 @@ _METHODS = {
 """How many bytes a compressed one holds at most, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
-_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
 MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
@@ -121,7 +120,7 @@ def _literal(text: str) -> Any:
 
 
 def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
-    """Return an array whose dtype is said as ``numpy.dtype.descr`` or ``.str`` say it."""
+    """Return an array whose dtype is written as ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
         fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
         refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
@@ -134,18 +133,11 @@ def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: 
     letter, width = match[2], int(match[3] or 0)
     itemsize = 4 * width if letter == "U" else width
     nbytes = None if letter == "O" else math.prod(shape) * itemsize
-    dtype = _dtype(letter, width)
+    dtype = NUMBERS.get(f"{letter}{width}")
     refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
     return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
-
-
-def _dtype(letter: str, width: int) -> DType | None:
-    allowed = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
-    if width not in allowed.get(letter, ()):
-        return None
-    return DType("bool" if letter == "b" else f"{_KINDS[letter]}{8 * width}")
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------
@@ -195,13 +187,7 @@ class _Bounded(io.BufferedReader):
 
 @contextlib.contextmanager
 def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file.
-
-    Raises
-    ------
-    FileError
-        If it is damaged, or claims more than dlx reads.
-    """
+    """Open a zip file; raise `FileError` if it is damaged, or claims more than dlx reads."""
     try:
         raw = io.FileIO(file.handle.fileno(), closefd=False)
         with _Bounded(raw) as bounded, zipfile.ZipFile(bounded) as archive:
@@ -216,7 +202,7 @@ def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
             yield archive
     except (FileError, MemoryError):
         raise
-    except Exception as error:  # each method of compression has exceptions of its own
+    except Exception as error:  # each method of compression has other exceptions
         # EINVAL is an offset before the file, no number a damaged stream, RuntimeError a lock that cannot be allocated.
         of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
         if not of_file:
@@ -242,7 +228,7 @@ def read_npz(file: File) -> Contents:
 
 def start_of(file: File, member: zipfile.ZipInfo) -> int:
     """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
-    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has a position of its own
+    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has another position
     if len(head) < 30:
         raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
     name, extra = struct.unpack_from("<HH", head, 26)
@@ -301,7 +287,7 @@ def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
         expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # knows the header that zip writes
     else:
         expander = importlib.import_module("bz2").BZ2Decompressor()
-    for begin in range(0, len(packed), 4096):  # neither of the two bounds what comes out
+    for begin in range(0, len(packed), 4096):  # neither of the two bounds its output
         if not expander.eof:
             yield expander.decompress(bytes(packed[begin : begin + 4096]))
 
@@ -321,7 +307,7 @@ def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data
                 break
     except MemoryError:
         raise
-    except Exception as error:  # each method has exceptions of its own
+    except Exception as error:  # each method has other exceptions
         raise FileError(f"its compressed data are damaged: {error}", fix=AGAIN) from error
     if at + skip != member.file_size or check != member.CRC:
         raise FileError("its compressed data do not match their length and checksum", fix=AGAIN)

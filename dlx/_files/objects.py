@@ -1,4 +1,4 @@
-"""Files that another library reads, into memory-mapped objects of its own: Arrow IPC by pyarrow, .pt by torch."""
+"""Files that another library maps into its own objects: Arrow IPC by pyarrow, .pt by torch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,7 @@ TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals
 
 
 def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
-    """Return the columns of an Arrow IPC file or stream, over its mapped memory where they are not compressed.
-
-    With `private` its pages may be written to, and are copied then.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If pyarrow is not installed.
-    FileError
-        If pyarrow cannot read it.
-    """
+    """Return the columns of an Arrow IPC file or stream, over its mapped memory if they are not compressed."""
     pa = needed("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
@@ -66,10 +56,7 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
 
 
 def _check_end(ipc: Any, mapped: Any, size: int) -> None:
-    """Raise `FileError` if another Arrow file follows the first; pyarrow would apply its list of batches to the first.
-
-    `mapped` is the file. Its stream of messages begins after 8 bytes, and ends before the footer.
-    """
+    """Raise `FileError` if another Arrow file follows: pyarrow would apply its list of batches to the first."""
     mapped.seek(8)
     for _ in ipc.MessageReader.open_stream(mapped):
         pass
@@ -82,16 +69,8 @@ def _check_end(ipc: Any, mapped: Any, size: int) -> None:
 
 
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:
-    """Load a checkpoint of torch, tensors and plain data only, memory-mapped; return it, and where it was saved.
-
-    Raises
-    ------
-    FrameworkNotInstalledError
-        If torch is not installed.
-    FileError
-        If it is a program, wants to run code, or torch cannot read it.
-    """
-    with opened_zip(file) as archive:  # torch reads whole what is not a tensor's data
+    """Load a checkpoint of torch, tensors and plain data only, memory-mapped; return it, and where it was saved."""
+    with opened_zip(file) as archive:  # torch reads all members whole but the tensors' data
         data: list[Any] = []
         others: list[Any] = []
         for each in archive.infolist():

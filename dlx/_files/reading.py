@@ -30,15 +30,7 @@ ENDS = (*_BY_NAME, *_TORCH[:-1])
 
 @contextmanager
 def opened(path: Path) -> Iterator[File]:
-    """Open a file, or the index of the checkpoint in a folder; errors about it name it.
-
-    Raises
-    ------
-    FileError
-        If it is none that dlx reads.
-    OSError
-        If it cannot be opened.
-    """
+    """Open a file, or the index of the checkpoint in a folder; errors about it name it."""
     try:
         other = other_folder(path) if path.is_dir() else None
         if other is not None:
@@ -51,13 +43,7 @@ def opened(path: Path) -> Iterator[File]:
 
 
 def kind_of(file: File) -> str:
-    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous.
-
-    Raises
-    ------
-    FileError
-        If dlx does not read it; the error says what the file is, if its first bytes tell.
-    """
+    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous."""
     start, name, suffix = os.pread(file.handle.fileno(), FIRST, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
@@ -82,12 +68,10 @@ def kind_of(file: File) -> str:
     other = other_file(start)
     if other is not None:
         raise other
-    if suffix in _BY_NAME:  # its reader says what is wrong
+    if suffix in _BY_NAME:  # its reader finds the fault
         return _BY_NAME[suffix]
-    raise FileError(
-        "its first bytes are those of no format that dlx reads: .npy, .npz, .safetensors, .gguf, .pt, "
-        ".arrow, .parquet and HDF5"
-    )
+    read = ".npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5"
+    raise FileError(f"its first bytes are those of no format that dlx reads: {read}")
 
 
 def _has_user_block(file: File) -> bool:
@@ -110,37 +94,19 @@ def _is_torch(file: File) -> bool:
         return file.path.suffix in _TORCH
 
 
+_MODULES = {".safetensors": "safetensors", ".gguf": "gguf", "HDF5": "hdf5", ".npy": "npy", ".npz": "npy"}
+
+
 def _reader(kind: str) -> Callable[[File], Contents]:
     """Return the reader of a kind; modules are loaded when a file of their kind is met."""
-    if kind == ".safetensors":
-        return read_safetensors
-    if kind == ".gguf":
-        from dlx._files.gguf import read_gguf
-
-        return read_gguf
-    if kind == "HDF5":
-        from dlx._files.hdf5 import read_hdf5
-
-        return read_hdf5
-    from dlx._files.npy import read_npy, read_npz
-
-    return read_npy if kind == ".npy" else read_npz
+    module = importlib.import_module(f"dlx._files.{_MODULES[kind]}")
+    found: Callable[[File], Contents] = getattr(module, f"read_{kind.removeprefix('.').lower()}")
+    return found
 
 
 @contextmanager
 def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
-    """Read the header of a file, and of those that an index names.
-
-    Parameters
-    ----------
-    file, kind
-        As `opened` and `kind_of` give them; a kind that is not in `OBJECTS`.
-
-    Returns
-    -------
-    list of (File, Contents)
-        The file itself first. The files are closed when the context is left; what is mapped stays mapped.
-    """
+    """Yield a file and its contents, then those of the files that an index names; they are closed afterwards."""
     if kind != INDEX:
         yield [(file, _reader(kind)(file))]
         return
@@ -149,7 +115,7 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
     listed = {name for names in shards.values() for name in names}
     try:
         for place, names in shards.items():
-            with _named(place):
+            try:
                 shard = File(file.path.parent / place)
                 parts.append((shard, Contents(".safetensors", ())))
                 found = read_safetensors(shard)
@@ -157,21 +123,14 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
                 missing = wanted - {each.name for each in found.entries}
                 if missing:
                     raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which the index says it has")
-                # A tensor that the index finds in another file is a stale copy; one that it does not know counts.
-                entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
-                parts[-1] = shard, found._replace(entries=entries)
+            except FileError as error:
+                raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
+            except OSError as error:
+                raise FileError(f"{one_line(place, 80)}, which it names, cannot be opened: {error.strerror}") from error
+            # A tensor that the index finds in another file is a stale copy; one that it does not know counts.
+            entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
+            parts[-1] = shard, found._replace(entries=entries)
         yield parts
     finally:
         for shard, _ in parts[1:]:
             shard.handle.close()
-
-
-@contextmanager
-def _named(place: str) -> Iterator[None]:
-    """Name the file of an index in errors about it."""
-    try:
-        yield
-    except FileError as error:
-        raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
-    except OSError as error:
-        raise FileError(f"{one_line(place, 80)}, which it names, cannot be opened: {error.strerror}") from error

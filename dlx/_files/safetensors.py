@@ -22,29 +22,17 @@ __all__ = ["INDEX", "WORDS", "index_in", "read_index", "read_safetensors"]
 INDEX = ".safetensors.index.json"
 MAX_HEADER = 16 << 20  # bytes of a header or an index; 100 000 tensors need some 12 MiB
 
-_DTYPES = {
-    word: (DType(name), DType(name).bits)
-    for word, name in {
-        "BOOL": "bool",
-        **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-        **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-        "F16": "float16",
-        "BF16": "bfloat16",
-        "F32": "float32",
-        "F64": "float64",
-        "C64": "complex64",
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E8M0": "float8_e8m0fnu",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "F6_E2M3": "float6_e2m3fn",
-        "F6_E3M2": "float6_e3m2fn",
-        "F4": "float4_e2m1fn",
-    }.items()
-}
-WORDS = {dtype: word for word, (dtype, _) in _DTYPES.items()}
-"""What the format calls each dtype that it has."""
+_NAMES = {
+    "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn", "F4": "float4_e2m1fn",
+}  # fmt: skip
+_DTYPES = {word: DType(name) for word, name in _NAMES.items()}
+WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+"""The format's name of each dtype that it has."""
 
 
 def read_safetensors(file: File) -> Contents:
@@ -103,12 +91,11 @@ def _stored(name: str, stated: Any, start: int) -> Stored:
             raise ValueError
     except (TypeError, ValueError, KeyError):
         raise FileError(f"its header describes {one_line(name, 80)!r} as no tensor can be") from None
-    known = _DTYPES.get(word)
-    if known is None:
+    dtype = _DTYPES.get(word)
+    if dtype is None:
         refused = f"dlx does not know the dtype {one_line(word, 20)!r}"
         return Stored(name, None, word, shape, end - begin, offset=start + begin, refused=refused)
-    dtype, bits = known
-    nbytes = -(-math.prod(shape) * bits // 8)
+    nbytes = -(-math.prod(shape) * dtype.bits // 8)
     if nbytes != end - begin:
         by_shape = f"{nbytes:,} bytes" if nbytes < MAX_BYTES else "more bytes than there are"
         found = f"{by_shape} by its shape and {end - begin:,} by its offsets"
@@ -120,20 +107,13 @@ def _stored(name: str, stated: Any, start: int) -> Stored:
 
 
 def index_in(folder: Path) -> Path:
-    """Return the index of the checkpoint in a folder, or its only .safetensors file.
-
-    Raises
-    ------
-    FileError
-        If there is no such file, or more than one.
-    """
+    """Return the index of the checkpoint in a folder, or its only .safetensors file."""
     names = sorted(each.name for each in folder.iterdir())
     found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
     shard = re.fullmatch(r".*-(\d{5})-of-(\d{5})\.safetensors", found[0]) if len(found) == 1 else None
     if shard and int(shard[2]) > 1:
-        reason = (
-            f"it is a folder that holds one file of {int(shard[2]):,}, {one_line(found[0], 120)!r}, without an index"
-        )
+        lone = f"one file of {int(shard[2]):,}, {one_line(found[0], 120)!r}"
+        reason = f"it is a folder that holds {lone}, without an index"
         raise FileError(reason, fix="Fetch the other files and the index, or name the file to open it alone.")
     if len(found) != 1:
         held = f"{len(found)} of them: {one_line(', '.join(found), 120)}" if found else "none"
@@ -142,7 +122,7 @@ def index_in(folder: Path) -> Path:
 
 
 def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
-    """Return what an index says of the whole, and the names of the tensors in each file, all in the index's folder."""
+    """Return the contents that an index states, and the names of the tensors in each file of its folder."""
     if file.size > MAX_HEADER:
         raise FileError(f"it holds {amount(file.size)}, and dlx reads at most {amount(MAX_HEADER)}")
     index = _parsed(exactly(file.handle, file.size), "text")

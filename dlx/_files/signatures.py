@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes: the formats that dlx reads, and those that it names when it refuses them."""
+"""Signatures of files: of the formats that dlx reads, and of those that it names when it refuses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ZARR = (
 )
 _GGML = "it is a model of ggml from before GGUF", "Convert it by llama.cpp: convert_llama_ggml_to_gguf."
 
-# (offset, bytes, or a pattern that the file begins with; what it is; what to do)
+# (offset, bytes, or a pattern at the start; reason; fix)
 _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, b"version https://git-lfs.github.com/", "it is a pointer of Git LFS, not the file itself",
      "Run: git lfs pull."),
@@ -71,7 +71,7 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, b"\x7fELF", "it is a program or a library", ""),
 )  # fmt: skip
 
-# A member that only such archives have; what it is; what to do
+# (a member that only such archives have; reason; fix)
 _ZIPS = (
     ("archive_format", "it is a program of torch.export with its weights",
      "Read them: dlx.convert(torch.export.load(path).state_dict, to=...)."),
@@ -81,7 +81,7 @@ _ZIPS = (
     ("META-INF/MANIFEST.MF", "it is a Java archive", ""),
 )  # fmt: skip
 
-# A member that only such folders have; what it is; what to do
+# (a member that only such folders have; reason; fix)
 _FOLDERS = (
     (".zgroup", *_ZARR),
     (".zarray", *_ZARR),

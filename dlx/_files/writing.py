@@ -30,7 +30,7 @@ PIECE = 4 << 20  # bytes that are written at a time
 
 
 class Item(NamedTuple):
-    """One array to be written: what is known of it before it is read, and how it is read."""
+    """One array to be written: its name, dtype and shape, and a function that reads it."""
 
     name: str
     dtype: DType
@@ -79,10 +79,8 @@ def _lacking(items: Sequence[Item], known: Callable[[DType], Any], kind: str) ->
         if known(item.dtype) is None:
             others = [name for name, has in _KNOWN.items() if name != kind and has(item.dtype) is not None]
             into = f"Write {' or '.join(others)}, which has it, or" if others else "To store it all the same,"
-            raise DTypeError(
-                f"{_shown(item)} is {item.dtype}, which {kind} has not, and no dtype is changed on the way",
-                fix=f"{into} convert it to another dtype in its own framework first.",
-            )
+            reason = f"{_shown(item)} is {item.dtype}, which {kind} has not, and no dtype is changed on the way"
+            raise DTypeError(reason, fix=f"{into} convert it to another dtype in its own framework first.")
 
 
 def _nameless(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
@@ -104,10 +102,8 @@ def _untold(metadata: dict[str, str]) -> None:
     """Refuse metadata that are no text."""
     for key, value in metadata.items():
         if not (_is_text(key) and _is_text(value)):
-            raise FileError(
-                f"its metadata of {one_line(key, 80)!r} has a lone surrogate, which has no bytes in UTF-8",
-                fix="Write .npz, which has no metadata, or correct them.",
-            )
+            reason = f"its metadata of {one_line(key, 80)!r} has a lone surrogate, which has no bytes in UTF-8"
+            raise FileError(reason, fix="Write .npz, which has no metadata, or correct them.")
 
 
 def _is_text(text: str) -> bool:
@@ -200,23 +196,16 @@ def _arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> Non
     _nameless(items, ".arrow")
     _untold(metadata)
     for item in items:
+        reason, shaped = "", f"{_shown(item)} has shape {list(item.shape)}, and"
         if not item.shape or 0 in item.shape[1:]:
-            raise FileError(
-                f"{_shown(item)} has shape {list(item.shape)}, and a column of .arrow has rows that are not empty",
-                fix="Write .npz or .safetensors.",
-            )
-        if max(item.shape[1:], default=0) > _LONGEST:
-            raise FileError(
-                f"{_shown(item)} has shape {list(item.shape)}, and a row of .arrow has at most {_LONGEST:,} elements "
-                "along a dimension",
-                fix="Write .npz or .safetensors.",
-            )
-        if item.shape[0] != items[0].shape[0]:
-            raise FileError(
-                f"columns of .arrow are of one length, found {items[0].shape[0]:,} rows of {_shown(items[0])} and "
-                f"{item.shape[0]:,} of {_shown(item)}",
-                fix="Write .npz or .safetensors.",
-            )
+            reason = f"{shaped} a column of .arrow has rows that are not empty"
+        elif max(item.shape[1:], default=0) > _LONGEST:
+            reason = f"{shaped} a row of .arrow has at most {_LONGEST:,} elements along a dimension"
+        elif item.shape[0] != items[0].shape[0]:
+            found = f"{items[0].shape[0]:,} rows of {_shown(items[0])} and {item.shape[0]:,} of {_shown(item)}"
+            reason = f"columns of .arrow are of one length, found {found}"
+        if reason:
+            raise FileError(reason, fix="Write .npz or .safetensors.")
     columns = [_column(pa, out, item) for item in items]
     schema = pa.schema([(item.name, column.type) for item, column in zip(items, columns, strict=True)])
     ipc = importlib.import_module("pyarrow.ipc")
@@ -243,28 +232,15 @@ def _column(pa: Any, out: _Output, item: Item) -> Any:
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-_KNOWN: dict[str, Callable[[DType], Any]] = {
-    ".safetensors": _word, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type,
-}  # fmt: skip
-
-FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]] = {
-    ".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".arrow": _arrow,
-}  # fmt: skip
-"""What is written, by the end of the file's name."""
+_KNOWN: dict[str, Callable[[DType], Any]]
+_KNOWN = {".safetensors": _word, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
+FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
+FORMATS = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".arrow": _arrow}
+"""The writers, by the end of the file's name."""
 
 
 def write(
     file: BinaryIO, kind: str, items: Sequence[Item], metadata: dict[str, str], advance: Callable[[int], object]
 ) -> None:
-    """Write arrays to a file in a format of `FORMATS`.
-
-    Raises
-    ------
-    DTypeError
-        If the format lacks a dtype.
-    FileError
-        If it cannot hold these arrays.
-    FrameworkNotInstalledError
-        If it is written by a library that is not installed.
-    """
+    """Write arrays to a file in a format of `FORMATS`."""
     FORMATS[kind](_Output(file, advance), items, metadata)

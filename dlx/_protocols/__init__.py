@@ -1,4 +1,4 @@
 """The protocols between libraries: DLPack, buffers, array interfaces, Arrow, memory at an address.
 
-An object goes in, a `dlx.Tensor` comes out. What an adapter says of the object is not asked here.
+An object goes in, a `dlx.Tensor` comes out. No adapter is called here.
 """

@@ -1,7 +1,7 @@
 """Arrow's PyCapsule interface: an object in, its columns out. No Arrow library is needed.
 
-What an object gives out is asked for once. It is kept as a whole, by every tensor over one of its columns: columns of a
-table share their batches' memory and its release.
+An object is asked for its data once. Every tensor over one of its columns keeps all of it: columns of a table share
+their batches' memory and its release.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, Device, DType
+from dlx._core.types import READ_ONLY, Device, DType, row_major
 from dlx._protocols.dlpack import answered
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
@@ -68,38 +68,14 @@ class Type(NamedTuple):
 FIXED_SHAPE = "arrow.fixed_shape_tensor"
 
 _NAMES = {
-    "n": "null",
-    "b": "bool",
-    "e": "halffloat",
-    "f": "float",
-    "g": "double",
-    "c": "int8",
-    "s": "int16",
-    "i": "int32",
-    "l": "int64",
-    "C": "uint8",
-    "S": "uint16",
-    "I": "uint32",
-    "L": "uint64",
-    "z": "binary",
-    "Z": "large_binary",
-    "vz": "binary_view",
-    "u": "string",
-    "U": "large_string",
-    "vu": "string_view",
-    "tdD": "date32[day]",
-    "tdm": "date64[ms]",
-    "tiM": "interval[month]",
-    "tiD": "interval[day, time]",
-    "+l": "list",
-    "+L": "large_list",
-    "+vl": "list_view",
-    "+vL": "large_list_view",
-    "+s": "struct",
-    "+m": "map",
-    "+r": "run_end_encoded",
-    "tin": "month_day_nano_interval",
-}
+    "n": "null", "b": "bool", "e": "halffloat", "f": "float", "g": "double",
+    "c": "int8", "s": "int16", "i": "int32", "l": "int64", "C": "uint8", "S": "uint16", "I": "uint32", "L": "uint64",
+    "z": "binary", "Z": "large_binary", "vz": "binary_view", "u": "string", "U": "large_string", "vu": "string_view",
+    "tdD": "date32[day]", "tdm": "date64[ms]",
+    "tiM": "interval[month]", "tiD": "interval[day, time]", "tin": "month_day_nano_interval",
+    "+l": "list", "+L": "large_list", "+vl": "list_view", "+vL": "large_list_view",
+    "+s": "struct", "+m": "map", "+r": "run_end_encoded",
+}  # fmt: skip
 _UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
 
 
@@ -111,64 +87,22 @@ def _name(text: str) -> str:
     if head[:2] in ("tt", "ts", "tD") and head[2:] in _UNITS:
         name = {"tt": "time32" if head[2:] in "sm" else "time64", "ts": "timestamp", "tD": "duration"}[head[:2]]
         return f"{name}[{_UNITS[head[2:]]}{f', tz={rest}' if rest else ''}]"
-    names = {
-        "d": "decimal({})",
-        "w": "fixed_size_binary[{}]",
-        "+w": "fixed_size_list[{}]",
-        "+ud": "union",
-        "+us": "union",
-    }
+    sized = {"d": "decimal({})", "w": "fixed_size_binary[{}]", "+w": "fixed_size_list[{}]"}
+    names = {**sized, "+ud": "union", "+us": "union"}
     return names.get(head, f"of format {text!r}").format(rest)
 
 
 class Column:
-    """A column of a table, or what a whole array, series or column gives out.
-
-    Attributes
-    ----------
-    kind
-        The type of the object that it comes from.
-    number
-        Of the table's columns; -1 for what is no table.
-    type
-        Its Arrow type.
-    dtype
-        Of its values; None where they are no numbers.
-    shape, strides
-        As they will be; without a dtype, that of the length only.
-    address
-        Where its first chunk begins; 0 where it has no element, or no dtype.
-    device
-        Where it is.
-    n_nulls, n_chunks
-        How many nulls there are, at the outermost level that has any; how many batches have elements.
-    is_packed
-        Whether it has bools, eight to a byte.
-    """
-
-    __slots__ = (
-        "_data",
-        "_permuted",
-        "address",
-        "device",
-        "dtype",
-        "is_packed",
-        "kind",
-        "n_chunks",
-        "n_nulls",
-        "number",
-        "shape",
-        "strides",
-        "type",
-    )
+    """A column of a table, or the whole of an array, series or column."""
 
     def __init__(self, data: object, number: int, kind: type, described: Type) -> None:
-        self._data, self.number, self.kind, self.type = data, number, kind, described
+        self._data, self.number = data, number  # of the table's columns; -1: it is no table
+        self.kind, self.type = kind, described  # the type of the object that it comes from, and the Arrow type
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))
-        self.dtype = DType(dtype) if known else None
+        self.dtype = DType(dtype) if known else None  # None, and only a length and no address, if they are not numbers
         self.shape: tuple[int, ...] = shape if known else shape[:1]
-        self.strides = _row_major(self.shape)
+        self.strides = row_major(self.shape)
         self.address: int = address if known else 0
         self.device = Device(*device)
         self._permuted = described.extension == FIXED_SHAPE and known
@@ -185,7 +119,7 @@ class Column:
         return self._shaped(native.arrow_tensor(self._data, self.number, False))
 
     def gathered(self) -> Tensor:
-        """Return a tensor of its own memory: chunks joined, bools in a byte each."""
+        """Return a tensor over new memory: chunks joined, bools in a byte each."""
         return self._shaped(native.arrow_tensor(self._data, self.number, True))
 
     def _shaped(self, tensor: Tensor) -> Tensor:
@@ -201,39 +135,28 @@ class Table(dict[str, Column]):
     """The columns of a table or data frame, by name."""
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
 def _levels(described: Type) -> list[Type]:
     """Return a type and those below it down to its values, a fixed-shape tensor as the outermost one left out."""
-    levels, inner = [], described
-    if described.extension == FIXED_SHAPE and described.children:
-        inner = described.child()
-    while True:
-        levels.append(inner)
-        if not inner.format.startswith("+w:") or not inner.children:
-            return levels
-        inner = inner.child()
+    levels = [described.child() if described.extension == FIXED_SHAPE and described.children else described]
+    while levels[-1].format.startswith("+w:") and levels[-1].children:
+        levels.append(levels[-1].child())
+    return levels
 
 
 def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of an array of tensors, from what its metadata say."""
+    """Return shape and strides of an array of tensors, from its metadata."""
     import json
 
     try:
         said = json.loads(described.metadata[b"ARROW:extension:metadata"])
         inner = tuple(int(extent) for extent in said["shape"])
         order = [int(i) for i in said.get("permutation") or range(len(inner))]
-        if (
-            min(inner, default=0) < 0
-            or math.prod(inner) != math.prod(stored[1:])
-            or sorted(order) != [*range(len(inner))]
-        ):
+        fits = min(inner, default=0) >= 0 and math.prod(inner) == math.prod(stored[1:])
+        if not fits or sorted(order) != [*range(len(inner))]:
             raise ValueError(f"shape {inner} and permutation {order} for {math.prod(stored[1:])} values")
     except Exception as error:
         raise foreign_error(f"the metadata of {FIXED_SHAPE} are wrong:", error, ProtocolError) from error
-    steps = _row_major(inner)
+    steps = row_major(inner)
     return (stored[0], *(inner[i] for i in order)), (math.prod(inner), *(steps[i] for i in order))
 
 
@@ -243,24 +166,15 @@ def speaks(kind: type) -> bool:
 
 
 def method_of(kind: type) -> str:
-    """Return the method of Arrow's that objects of a type are asked by.
-
-    Raises
-    ------
-    LayoutError
-        If they can be read only once.
-    """
+    """Return the Arrow method to call on objects of a type; raise `LayoutError` if they can be read only once."""
     if hasattr(kind, "__next__") or hasattr(kind, "read_all"):
-        raise LayoutError(
-            "it is a stream of batches, which can be read only once",
-            source=type_name(kind),
-            fix="Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives.",
-        )
+        fix = "Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives."
+        raise LayoutError("it is a stream of batches, which can be read only once", source=type_name(kind), fix=fix)
     return next(name for name in METHODS if hasattr(kind, name))
 
 
 def _open(obj: Any) -> tuple[object, Type]:
-    """Ask an object for what it has; return it with its type."""
+    """Ask an object for its data; return them with their type."""
     method = method_of(type(obj))
     try:
         answer = native.producer_answer(obj)
@@ -274,7 +188,7 @@ def _open(obj: Any) -> tuple[object, Type]:
     except Exception as error:
         raise foreign_error(f"{method}() failed:", error) from error
     finally:
-        answer = None  # else what was raised keeps itself, by the frame in its traceback
+        answer = None  # else an error keeps itself, by the frame in its traceback
 
 
 def column(obj: Any) -> Column:
@@ -286,15 +200,7 @@ def column(obj: Any) -> Column:
 
 
 def opened(obj: Any) -> Column | Table:
-    """Return the columns of a table, by name, or the only one of anything else.
-
-    Raises
-    ------
-    LayoutError
-        If two columns have one name, or the object is a stream.
-    ProtocolError
-        If what it gives out contradicts itself.
-    """
+    """Return the columns of a table by name, or the only one of anything else."""
     data, described = _open(obj)
     if described.format != "+s" or described.has_dictionary or described.extension:
         return Column(data, -1, type(obj), described)
@@ -302,16 +208,14 @@ def opened(obj: Any) -> Column | Table:
     for i in range(len(described.children)):
         child = described.child(i)
         if child.name in table:
-            raise LayoutError(
-                f"it has two columns named {child.name!r}, numbers {list(table).index(child.name)} and {i}",
-                source=type_name(type(obj)),
-                fix="Rename one of them, or convert them one by one.",
-            )
+            reason = f"it has two columns named {child.name!r}, numbers {list(table).index(child.name)} and {i}"
+            fix = "Rename one of them, or convert them one by one."
+            raise LayoutError(reason, source=type_name(type(obj)), fix=fix)
         table[child.name] = Column(data, i, type(obj), child)
     return table
 
 
-# ---- what is no number -----------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 _CALLS = {  # how a package's users drop nulls, fill them, flatten lists, and make integers of dates and of categories
     "polars": (".drop_nulls()", ".fill_null(value)", ".explode()", ".to_physical()", ".to_physical()"),
@@ -345,7 +249,7 @@ def _package_of(kind: type) -> str:
 
 
 def _in_pyarrow(column: Column) -> tuple[str, str, str]:
-    """Return how a user calls methods of pyarrow: the verb, what is before a method of a column, and of one chunk."""
+    """Return the verb for calls of pyarrow, the prefix of a method of a column, and that of a method of one chunk."""
     package, name = _package_of(column.kind), class_name(column.kind)
     if package in _CALLS or package == "pyarrow":
         return "Call", "", ".combine_chunks()" if name in ("ChunkedArray", "Table") else ""
@@ -360,15 +264,7 @@ def _in_pyarrow(column: Column) -> tuple[str, str, str]:
 
 
 def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
-    """Return (reason, fix) for a column whose type is not one number per value.
-
-    Parameters
-    ----------
-    column
-        The column.
-    shown
-        What the object's package calls its type.
-    """
+    """Return (reason, fix) for a column without numbers; `shown` is how its package names its type."""
     described, package = column.type, _package_of(column.kind)
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)
@@ -388,10 +284,8 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
         bits = _INTEGERS.get(text, 64)
         stored = "[pyarrow]" * (package == "pandas" and text[:2] in ("td", "tt"))
         integers = (calls[3] if calls else f"{many}.cast({{!r}})").format(f"int{bits}{stored}")
-        return (
-            f"DLPack has no dates, times or durations ({name})",
-            f"{call} {integers} first, and keep the unit yourself." if bits else _APART,
-        )
+        fix = f"{call} {integers} first, and keep the unit yourself." if bits else _APART
+        return f"DLPack has no dates, times or durations ({name})", fix
     reason, fix = next((rest for start, *rest in _REFUSED if text.startswith(start)), _OTHER)
     own = _OWN_FIXES.get((package, text[:2])) or _OWN_FIXES.get((package, reason))
     if own and calls and depth:  # its chain begins after the first space

@@ -23,10 +23,8 @@ MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 class _Signature(NamedTuple):
     """How ``__dlpack__`` of a type is called."""
 
-    function: Any
-    """What stands in the class, a function weakly: its descriptor may make a new one each time."""
-    keywords: dict[str, Any] | None
-    """What is sent where no stream is; None where only a call can tell."""
+    function: Any  # from the class, weakly: its descriptor may make a new one each time
+    keywords: dict[str, Any] | None  # sent if no stream is; None: only a call can tell
     takes_stream: bool
 
 
@@ -37,17 +35,14 @@ _ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
 
 
 def device_of(obj: Any) -> Device | None:
-    """Return what ``__dlpack_device__`` says, as numbers; None where the object has none.
-
-    The answer may differ from the capsule's device (torch's pinned memory, arrays that numpy imported).
-    """
+    """Return what ``__dlpack_device__`` says, or None; the capsule's device may differ (torch's pinned memory)."""
     ask = getattr(type(obj), "__dlpack_device__", None)
     if ask is None:
         return None
     try:
         answer = ask(obj)
         is_pair = type(answer) is tuple and len(answer) == 2
-        # The types come first: what is no number may not let itself be compared.
+        # The types come first: other objects may not allow the comparison.
         if is_pair and isinstance(answer[0], int) and isinstance(answer[1], int) and answer == HOST:
             return HOST
         if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
@@ -60,15 +55,12 @@ def device_of(obj: Any) -> Device | None:
         raise foreign_error("its __dlpack_device__ raised", error) from error
 
 
-# What a framework calls elements that are no numbers. Tensorflow's __dlpack__ ends the process where it has such.
+# Names of dtypes that are not numbers, of which tensorflow's __dlpack__ ends the process.
 _NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_ref)?('>)?", re.IGNORECASE)
 
 
 def why_no_numbers(obj: Any) -> str:
-    """Return why an object's elements are no numbers, by its ``dtype`` attribute; empty where that says nothing of it.
-
-    Asked of generic producers, before their ``__dlpack__`` is called.
-    """
+    """Return why elements are not numbers, by their ``dtype``, before ``__dlpack__`` is called; else nothing."""
     try:
         dtype = getattr(obj, "dtype", None)
     except MemoryError:
@@ -92,53 +84,31 @@ def no_numbers(dtype: Any) -> str:
 
 
 def export(obj: Any, *, stream: int | None = None) -> Tensor:
-    """Ask an object for its capsule, once, and take ownership of what is in it.
-
-    Parameters
-    ----------
-    obj
-        Anything whose type has ``__dlpack__``: with all keywords of the standard, with ``stream`` only, or with none.
-    stream
-        The consumer's stream; None on the host, where no keyword is sent (numpy refuses even -1).
-
-    Raises
-    ------
-    ConversionError
-        If the producer raises; its error is the cause.
-    ProtocolError
-        If what comes back is no fresh DLPack capsule of major version 1, or a broken one.
-
-    Notes
-    -----
-    Keywords are those of the array API standard's ``__dlpack__``. A signature is learnt once per type, so that a
-    `TypeError` raised inside a producer is never taken for an old signature; only where it cannot be read may the
-    very first call be repeated, and only on "unexpected keyword argument".
-    """
+    """Ask an object for its capsule, once, and claim it; on the host without a stream, since numpy refuses even -1."""
     try:
         answer = native.producer_answer(obj)
         if answer is not None and stream is None:  # the fast path has called it
             capsule = answered(*answer)
         else:
             function, keywords, takes_stream = _signature_of(type(obj))
+            ordered = {} if stream is None else {"stream": stream}
             if keywords is None:
-                capsule = _called_first(obj, function, {} if stream is None else {"stream": stream})
-            elif stream is None or not takes_stream:
-                capsule = obj.__dlpack__(**keywords)
+                capsule = _called_first(obj, function, ordered)
             else:
-                capsule = obj.__dlpack__(**keywords | {"stream": stream})
+                capsule = obj.__dlpack__(**(keywords | ordered if takes_stream else keywords))
     except DlxError:
         raise
     except Exception as error:
         raise foreign_error("its __dlpack__ raised", error) from error
     finally:
-        answer = None  # else what was raised keeps itself, by the frame in its traceback
+        answer = None  # else an error keeps itself, by the frame in its traceback
     if native.capsule_state(capsule) is None:
         raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
     return native.capsule_claim(capsule)
 
 
 def answered(obj: Any, given: Any, raised: Exception | None) -> Any:
-    """Return what an object's method gave the fast path, or raise what it raised."""
+    """Return the fast path's answer from a method of an object, or raise its error."""
     try:
         if raised is not None:
             raise raised

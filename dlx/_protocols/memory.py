@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from operator import index
 from typing import Any
 
 from dlx._core import cuda, native
+from dlx._core.array_protocol import typestr
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
@@ -15,43 +17,36 @@ from dlx._core.types import HOST, IS_COPIED, READ_ONLY, Device, DType
 from dlx._support.reflect import foreign_error, safe_repr
 from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
 
-__all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
+__all__ = ["NUMBERS", "array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
 
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
 
-def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DType:
+NUMBERS = {name[1:]: each for each in DType.all() if (name := typestr(each)) is not None}
+"""What array interfaces and .npy files call each dtype, without the byte order (``"f4"``)."""
+
+
+def _checked(dtype: tuple[int, int, int] | None, order: str, itemsize: int, shown: str) -> DType:
+    """Return the dtype of elements; raise `DTypeError` if they have none, or are in the other byte order."""
     if itemsize > 1 and order and order in _FOREIGN_ORDER:
         raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
-    found = native.letters_dtype(letters, itemsize)
-    if found is None:
+    if dtype is None:
         raise DTypeError(
             f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first."
         )
-    return DType(found)
+    return DType(dtype)
 
 
 def buffer(obj: Any) -> Tensor:
-    """Return a tensor over anything with the buffer protocol; the buffer is held until the tensor is released.
-
-    Raises
-    ------
-    DTypeError
-        If the format is not one number per element, or in the other byte order.
-    LayoutError
-        If the buffer is indirect, or its strides are not whole elements.
-
-    Notes
-    -----
-    Formats are those of PEP 3118.
-    """
+    """Return a tensor over an object with the buffer protocol (PEP 3118); it holds the buffer until it is released."""
     try:
         view = memoryview(obj)
     except (BufferError, ValueError) as error:
         fix = "" if isinstance(error, BufferError) else "Convert it before it is released or closed."
         raise foreign_error("its buffer cannot be had:", error, fix=fix) from error
     order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
-    dtype = _dtype_of_letters(view.format[len(order) :], order, view.itemsize, view.format)
+    found = native.letters_dtype(view.format[len(order) :], view.itemsize)
+    dtype = _checked(found, order, view.itemsize, view.format)
     if view.suboffsets:
         raise LayoutError("its buffer is indirect (suboffsets)", fix="Copy it into one block first.")
     address = native.buffer_address(view)
@@ -64,21 +59,9 @@ def _whole_elements(byte_strides: Any, shape: Any, itemsize: int) -> tuple[int, 
     if byte_strides is None:
         return None
     if any(stride % itemsize for stride, extent in zip(byte_strides, shape, strict=True) if extent > 1):
-        raise LayoutError(
-            f"its byte strides {tuple(byte_strides)} are not multiples of the item size {itemsize}",
-            fix="Copy it into contiguous memory first.",
-        )
+        reason = f"its byte strides {tuple(byte_strides)} are not multiples of the item size {itemsize}"
+        raise LayoutError(reason, fix="Copy it into contiguous memory first.")
     return tuple(stride // itemsize for stride in byte_strides)
-
-
-# The same for the array interface's kinds: (kind, width in bytes) -> letter.
-_INTERFACE_LETTERS = {
-    ("b", 1): "?",
-    **{("i", 1 << n): letter for n, letter in enumerate("bhiq")},
-    **{("u", 1 << n): letter for n, letter in enumerate("BHIQ")},
-    **{("f", 2 << n): letter for n, letter in enumerate("efd")},
-    **{("c", 8 << n): letter for n, letter in enumerate("FD")},
-}
 
 
 def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
@@ -90,7 +73,7 @@ def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
 
 
 def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...] | None, DType, int]:
-    """Return what an interface says: all entries; shape, byte strides, dtype and bytes of an element, checked."""
+    """Return the entries of an interface; and, checked, its shape, byte strides, dtype and bytes of an element."""
     try:
         entries = dict(interface)
     except Exception as error:
@@ -98,25 +81,25 @@ def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...]
     try:
         shape, strides = _integers(entries["shape"]), entries.get("strides")
         steps = None if strides is None else _integers(strides)
-        typestr = str(entries["typestr"])
-        if len(typestr) < 2:
-            raise ValueError(f"a typestr of {len(typestr)} letters")
+        text = str(entries["typestr"])
+        if len(text) < 2:
+            raise ValueError(f"a typestr of {len(text)} letters")
         if steps is not None and len(steps) != len(shape):
             raise ValueError(f"{len(shape)} extents and {len(steps)} strides")
     except Exception as error:
         raise foreign_error(f"its {name} is incomplete:", error, ProtocolError) from error
     if entries.get("mask") is not None:
         raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
-    dtype, itemsize = _element(typestr)
+    dtype, itemsize = _element(text)
     return entries, shape, steps, dtype, itemsize
 
 
 @functools.lru_cache(maxsize=64)  # of structures there is no end
-def _element(typestr: str) -> tuple[DType, int]:
+def _element(text: str) -> tuple[DType, int]:
     """Return dtype and bytes of an element."""
-    order, letter, width = typestr[0], typestr[1], typestr[2:]
+    width = text[2:]
     itemsize = int(width) if width.isdecimal() and len(width) < 10 else 0  # dates carry their unit: '<M8[s]'
-    return _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr), itemsize
+    return _checked(NUMBERS.get(f"{text[1]}{itemsize}"), text[0], itemsize, text), itemsize
 
 
 def _interface_address(data: Any, name: str) -> tuple[int, bool]:
@@ -133,15 +116,7 @@ def _interface_address(data: Any, name: str) -> tuple[int, bool]:
 
 
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__array_interface__`` (version 3), its read-only bit honoured.
-
-    Raises
-    ------
-    ProtocolError
-        If the description is incomplete, or its numbers are none.
-    DTypeError, LayoutError
-        If it describes what DLPack cannot: masks, other byte order, structures, strides that are not whole elements.
-    """
+    """Return a tensor over an object with ``__array_interface__`` (version 3), read-only as that says."""
     name = "__array_interface__"
     entries, shape, strides, dtype, itemsize = _entries(interface, name)
     data = entries.get("data")
@@ -153,9 +128,7 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
             view, start = memoryview(obj if data is None else data), index(entries.get("offset") or 0)
         except Exception as error:
             raise foreign_error(f"the data of its {name} cannot be had:", error, ProtocolError) from error
-        needed = itemsize
-        for extent in shape:
-            needed *= extent
+        needed = itemsize * math.prod(shape)
         if not view.c_contiguous or strides is not None or start + needed > view.nbytes or start < 0:
             raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes from {start} on")
         address, readonly = native.buffer_address(view) + start, view.readonly
@@ -167,17 +140,7 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
 
 
 def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__cuda_array_interface__`` (versions 2 and 3); the driver says where it is.
-
-    Raises
-    ------
-    ProtocolError
-        If the description is incomplete, or the address is none of CUDA's.
-    DTypeError, LayoutError
-        As `array_interface`.
-    DeviceError
-        If there is no driver to ask.
-    """
+    """Return a tensor over an object with ``__cuda_array_interface__`` (2 and 3); the driver says where it is."""
     name = "__cuda_array_interface__"
     entries, shape, strides, dtype, itemsize = _entries(interface, name)
     address, readonly = _interface_address(entries.get("data"), name)
@@ -189,12 +152,7 @@ def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
 
 
 def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream | None:
-    """Return the stream that ``__cuda_array_interface__`` asks consumers to wait for; None where it asks for none.
-
-    Notes
-    -----
-    Version 3 has the key ``stream``. Before it, work was understood to be on the legacy stream.
-    """
+    """Return the stream to wait for by ``__cuda_array_interface__``, or None; before version 3 the legacy one."""
     if int(interface.get("version", 0)) < 3:
         return Stream(device, lib.DLX_STREAM_LEGACY)
     said = interface.get("stream")
@@ -203,6 +161,5 @@ def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream |
     try:
         return meaning(said, device)
     except StreamError as error:
-        raise ProtocolError(
-            f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}"
-        ) from error
+        reason = f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}"
+        raise ProtocolError(reason) from error

@@ -8,9 +8,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
@@ -27,35 +26,16 @@ MANAGED = {"DLManagedTensor": True, "DLManagedTensorVersioned": False}
 """Names of managed tensors -> whether they are the legacy one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """An address, and what its type says about the memory there.
+class Pointer(NamedTuple):
+    """An address, and facts about its memory from the pointer's type."""
 
-    Attributes
-    ----------
-    address
-        A number; 0 for NULL.
-    to
-        Name of the C type behind it, without ``struct``; ``"void"`` where nothing is said, with a star for a pointer.
-    room
-        Bytes behind it, where the type says so (arrays); else None.
-    """
-
-    address: int
-    to: str = "void"
-    room: int | None = None
+    address: int  # 0 for NULL
+    to: str = "void"  # the C type behind it, without ``struct``; with a star for a pointer
+    room: int | None = None  # bytes behind it, if the type says so, as arrays do
 
 
 def look_at(ptr: Any) -> Pointer:
-    """Return what a pointer says about itself; its memory is not read.
-
-    Raises
-    ------
-    TypeError
-        If it is no pointer. Objects with ``__index__`` are none either: a 0-d array is a number, not an address.
-    ValueError
-        If it is a number that no address can be.
-    """
+    """Return the address and type of a pointer; ``__index__`` is refused: a 0-d array is a number, not an address."""
     if ptr is None:
         return Pointer(0)
     if isinstance(ptr, int) and not isinstance(ptr, bool):
@@ -66,10 +46,8 @@ def look_at(ptr: Any) -> Pointer:
         return _cdata(ptr)
     found = _ctypes(ptr)
     if found is None:
-        raise TypeError(
-            f"expected a pointer: an int, a cffi cdata, a ctypes pointer or array; "
-            f"found {type_name(type(ptr))}. Arrays go to dlx.from_dlpack."
-        )
+        kinds = "an int, a cffi cdata, a ctypes pointer or array"
+        raise TypeError(f"expected a pointer: {kinds}; found {type_name(type(ptr))}. Arrays go to dlx.from_dlpack.")
     return found
 
 
@@ -201,7 +179,7 @@ def from_pointer(
 
 
 class _Released:
-    """What lives as long as a tensor's memory is used, and what is called when it is not any more."""
+    """The owner of a tensor's memory, and the function that is called when the memory is no longer used."""
 
     __slots__ = ("held", "release")
 
@@ -220,11 +198,9 @@ def _fits(tensor: Tensor, room: int) -> None:
     low, high = ffi.new("int64_t *"), ffi.new("int64_t *")
     lib.dlx_extent(dltensor(tensor), tensor.flags, low, high)
     if low[0] < 0 or high[0] > room:
-        raise LayoutError(
-            f"{tensor.dtype}{list(tensor.shape)} with strides {tensor.strides} takes the bytes {low[0]} to {high[0]}, "
-            f"and the array has {room}",
-            fix="Strides are in elements, counted from where the pointer points.",
-        )
+        taken = f"takes the bytes {low[0]} to {high[0]}, and the array has {room}"
+        reason = f"{tensor.dtype}{list(tensor.shape)} with strides {tensor.strides} {taken}"
+        raise LayoutError(reason, fix="Strides are in elements, counted from where the pointer points.")
 
 
 @public
@@ -309,9 +285,8 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     kind, where = DType(dtype), Device(device)
     on_device = where.type == lib.kDLCUDA
     if not on_device and where != HOST:
-        raise DeviceError(
-            f"dlx allocates on the host and on CUDA devices, asked for {where}", fix="Say 'cpu' or 'cuda:0'."
-        )
+        reason = f"dlx allocates on the host and on CUDA devices, asked for {where}"
+        raise DeviceError(reason, fix="Say 'cpu' or 'cuda:0'.")
     # tensor_new checks every number; the memory of this tensor is never read.
     like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, where, 0, None)
     if on_device:

@@ -29,32 +29,22 @@ _KINDS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, dict, O
 _KEYED = ("dict", "OrderedDict")
 _EMPTY: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (list, dict, OrderedDict, deque, set)}
 _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
-MAX_DEPTH = 200  # of tuples in a key, and of what is in a set: Python takes their hashes by recursion
+MAX_DEPTH = 200  # of tuples in a key or a set: Python takes their hashes by recursion
 MAX_HASHED = 1 << 20  # values that the hash of a set's member is made of; a few tuples can hold one another so often
 _TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} levels deep, or in itself too often"
 
 
 def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
-    """Return the nodes of a tree, and its names.
-
-    Parameters
-    ----------
-    tree
-        The tree.
-    number
-        Of each of its arrays, the number that it has in the segments.
-    fail
-        Called with an error, and the path, for what is neither array nor container nor plain data.
-    """
+    """Return the nodes and names of a tree, by the `number` of each array; `fail` gets errors and paths."""
     found = list(tree.nodes())
-    at: dict[int, Any] = {}  # number of a node -> its number in the text, or the child that stands for it
+    at: dict[int, Any] = {}  # number of a node -> its number in the text, or its only child
 
     def linked(link: int) -> Any:
         return ~number[~link] if link < 0 else at[link]
 
     kept = [i for i, (_, handler, *_) in enumerate(found) if handler.kind != "wrapper"]
     at = {i: n for n, i in enumerate(kept)}
-    for i in reversed(range(len(found))):  # a wrapper stands for its child, which comes later
+    for i in reversed(range(len(found))):  # a wrapper is replaced by its child, which comes later
         if i not in at:
             _, _, _, parts, links = found[i]
             at[i] = linked(links[0]) if links else [_plain(parts[0]) if parts else None]  # None: it failed
@@ -107,13 +97,7 @@ def _row(children: list[Any]) -> Any:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return plain data as JSON says it.
-
-    Raises
-    ------
-    ConversionError
-        If it is something else.
-    """
+    """Return plain data as JSON writes it; raise `ConversionError` for anything else."""
     kind = type(value)
     if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
         return value
@@ -129,18 +113,13 @@ def _plain(value: Any, depth: int = 0) -> Any:
         if depth >= MAX_DEPTH:
             raise ConversionError(_TOO_DEEP)
         return {"tuple": [_plain(each, depth + 1) for each in value]}
-    raise ConversionError(
-        "it is neither an array, nor a container, nor plain data, and no code goes from process to process",
-        source=type_name(kind),
-        fix="Take it out of what is shared, or give an array or a number in its place.",
-    )
+    reason = "it is neither an array, nor a container, nor plain data, and no code goes from process to process"
+    fix = "Take it out of what is shared, or give an array or a number in its place."
+    raise ConversionError(reason, source=type_name(kind), fix=fix)
 
 
 def _unhashable(nodes: list[Any]) -> int | None:
-    """Return the number of a set with a member whose hash would recurse too deep, or be of too much, if there is one.
-
-    Tuples that hold themselves count as too deep.
-    """
+    """Return the number of a set with a member whose hash would recurse too deep or be too large, if there is one."""
     height: dict[int, int] = {}  # of tuples and frozensets that were seen; those that are open have MAX_DEPTH
     weight: dict[int, int] = {}
     for number, (kind, _, children) in enumerate(nodes):
@@ -176,13 +155,7 @@ def _inner(nodes: list[Any], children: Any) -> list[int]:
 
 
 def decoded(said: Any, names: bytes, arrays: list[Any]) -> Any:
-    """Return the tree that a text describes, with these names, around its arrays.
-
-    Raises
-    ------
-    HandleError
-        If it describes none.
-    """
+    """Return the tree that a text describes, with names and arrays; raise `HandleError` if it describes none."""
     try:
         root, nodes = said
         if type(root) is int and root < 0:
@@ -229,7 +202,7 @@ class _Builder:
                 (made.update if type(made) is set else made.extend)(self._children(children))
 
     def child(self, said: Any) -> Any:
-        """Return what a child of a node is."""
+        """Return the value of a child of a node."""
         if type(said) is int:
             return self.made[said] if said >= 0 else self.arrays[~said]
         (value,) = said
@@ -287,13 +260,7 @@ def _value(said: Any, depth: int = 0) -> Any:
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """Return a text as JSON.
-
-    Raises
-    ------
-    HandleError
-        If it is none.
-    """
+    """Return a text as JSON, or raise `HandleError`."""
     try:
         said = json.loads(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:

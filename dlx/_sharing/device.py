@@ -1,8 +1,8 @@
 """Device memory of several processes: allocations that others open, each once in a process, and who has them open.
 
-An allocation is told to others by a handle of the driver's, or by a descriptor. What a handle stands for must not be
-freed while somebody has it open, so whoever does holds a lock on the segment that describes it: the kernel takes that
-back however a process ends. Memory that was shared waits until nobody holds one.
+Others open an allocation by a handle of the driver, or by a descriptor. It must not be freed while another process has
+it open, so each of these holds a lock on the segment that describes it; the kernel drops the lock however the process
+ends. Shared memory waits until no lock is held.
 """
 
 from __future__ import annotations
@@ -32,34 +32,18 @@ NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DES
 
 
 class Memory:
-    """One allocation on a device, of this process or opened by it.
-
-    Attributes
-    ----------
-    device, address, size
-        Where it is, and its bytes.
-    kind, key
-        How others open it: by a handle, as text, or by a descriptor, with a name for it that nobody can guess.
-    descriptor
-        The descriptor, or None.
-    owner
-        What ends it; None where it is somebody else's.
-    """
+    """One allocation on a device, of this process or opened by it."""
 
     __slots__ = ("__weakref__", "address", "descriptor", "device", "key", "kind", "owner", "size")
 
     def __init__(self, device: Device, address: int, size: int, kind: int, key: str = "", owner: Any = None) -> None:
-        self.device, self.address, self.size, self.kind, self.key, self.owner = device, address, size, kind, key, owner
+        self.device, self.address, self.size = device, address, size
+        self.kind, self.key = kind, key  # others open it by a handle, as text, or by a descriptor and a secret
         self.descriptor: Descriptor | None = None
+        self.owner = owner  # releases the memory; None if another object does
 
     def written(self) -> list[Any]:
-        """Return what a description says of it: builtin values.
-
-        Raises
-        ------
-        DeviceError
-            If the driver fails.
-        """
+        """Return the builtin values that describe it to other processes."""
         if not self.key:
             handle, fd = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("int *", -1)
             cuda.check(lib.dlx_ipc_export(self.device.id, self.address, self.kind, handle, fd))
@@ -79,36 +63,22 @@ def _uuid(device: Device) -> str:
 
 
 def _device(uuid: str) -> Device:
-    """Return the device of that name in this process.
-
-    Raises
-    ------
-    DeviceError
-        If this process does not see it, or has no driver.
-    """
+    """Return the device with a UUID in this process, or raise `DeviceError`."""
     count = ffi.new("int32_t *")
     cuda.check(lib.dlx_cuda_count(count))
     for number in range(count[0]):
         device = Device(lib.kDLCUDA, number)
         if _uuid(device) == uuid:
             return device
-    raise DeviceError(
-        "its memory is on a device that this process does not see",
-        fix="Start it with the same devices: CUDA_VISIBLE_DEVICES may leave that one out.",
-    )
+    fix = "Start it with the same devices: CUDA_VISIBLE_DEVICES may leave that one out."
+    raise DeviceError("its memory is on a device that this process does not see", fix=fix)
 
 
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
 def found(device: Device, low: int, high: int) -> Memory | None:
-    """Return the allocation that a range of addresses is in; None where others cannot open it.
-
-    Raises
-    ------
-    DeviceError
-        If the driver fails, or is too old.
-    """
+    """Return the allocation that a range of addresses is in; None if others cannot open it."""
     for each in list(_opened.values()):  # it is passed on as it came
         if each.device == device and each.address <= low and high <= each.address + each.size:
             return each
@@ -120,13 +90,7 @@ def found(device: Device, low: int, high: int) -> Memory | None:
 
 
 def empty(device: Device, nbytes: int) -> Memory:
-    """Return fresh memory that others can open.
-
-    Raises
-    ------
-    DeviceError
-        If the driver has none, or no memory of this device can be shared.
-    """
+    """Return fresh memory that others can open."""
     owner, address = ffi.new("void **"), ffi.new("uintptr_t *")
     cuda.check(lib.dlx_ipc_empty(device.id, nbytes, owner, address))
     keep = ffi.gc(owner[0], lib.dlx_ipc_release)
@@ -140,14 +104,12 @@ def empty(device: Device, nbytes: int) -> Memory:
 class Events:
     """One event a device, behind which all that was shared is ready; and the work that makes it so."""
 
-    __slots__ = ("made", "streams")
-
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}  # dlx's own, by number of the device
         self.made: list[Any] = []
 
     def after(self, device: Device, ready: Any) -> Stream:
-        """Return dlx's own stream of a device, where what comes next is after that."""
+        """Return dlx's own stream of a device, ordered after an event or a stream."""
         stream = self.streams.get(device.id)
         if stream is None:
             stream = self.streams[device.id] = cuda.work_stream(device)
@@ -158,7 +120,7 @@ class Events:
         return stream
 
     def written(self) -> list[list[str]]:
-        """Record an event on each stream; return what a description says of them."""
+        """Record an event on each stream; return the values that describe them."""
         handle, event = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("void **")
         said = []
         for number, stream in self.streams.items():
@@ -206,11 +168,11 @@ class Export:
 
 
 exports: WeakValueDictionary[str, Export] = WeakValueDictionary()  # of this process, by token of the segment
-_waiting: list[Export] = []  # shared by nobody here any more, and open elsewhere
+_waiting: list[Export] = []  # no longer shared here, and open elsewhere
 
 
 def collect() -> int:
-    """Give up what was shared and nobody has open any more; return how many shares others still have open."""
+    """Free shared memory that no other process has open; return how many shares others still have open."""
     for each in list(_waiting):
         if not each.is_open_elsewhere():
             with contextlib.suppress(ValueError):  # another thread was faster
@@ -230,7 +192,7 @@ class Attached:
     __slots__ = ("_descriptor",)
 
     def __init__(self, segment: Segment) -> None:
-        # By an opening of its own: a descriptor that was sent is the sender's, and its lock would be, too.
+        # By another opening: the lock of a descriptor that was sent would be the sender's.
         try:
             self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
@@ -239,31 +201,12 @@ class Attached:
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            raise HandleError(
-                "what it stands for is gone: nobody held it any more",
-                fix="Share it again, and keep the handle until the others have attached.",
-            ) from error
+            fix = "Share it again, and keep the handle until the others have attached."
+            raise HandleError("what it stands for is gone: nobody held it any more", fix=fix) from error
 
 
 def opened(pid: int, said: Any, given: int | None) -> Memory:
-    """Return an allocation of another process; it is opened once.
-
-    Parameters
-    ----------
-    pid
-        The process that shared it.
-    said
-        As `Memory.written` says it.
-    given
-        A descriptor of it that was received, or None.
-
-    Raises
-    ------
-    HandleError
-        If it is none, or gone, or cannot be reached.
-    DeviceError
-        If there is no such device here.
-    """
+    """Return an allocation that `Memory.written` describes, opened once; `given` is a received descriptor of it."""
     kind, uuid, size, key, fd = said
     if kind not in (HANDLE, DESCRIPTOR) or {type(uuid), type(key)} != {str} or {type(size), type(fd)} != {int}:
         raise HandleError("its description names no memory of a device")
@@ -297,21 +240,13 @@ def _taken(pid: int, fd: int, given: int | None) -> Descriptor:
     taken = ffi.new("int *", -1)
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31) or lib.dlx_ipc_take(pid, fd, taken) != lib.DLX_OK:
         name = errno.errorcode.get(ffi.errno, "it is no process, or no descriptor")
-        raise HandleError(
-            f"this process may not take descriptor {fd} of process {pid} ({name})",
-            fix="Send all of handle.filenos(), and pass them: dlx.attach(handle, ..., fd=received).",
-        )
+        fix = "Send all of handle.filenos(), and pass them: dlx.attach(handle, ..., fd=received)."
+        raise HandleError(f"this process may not take descriptor {fd} of process {pid} ({name})", fix=fix)
     return Descriptor(taken[0])
 
 
 def waited(said: Any) -> dict[Device, Any]:
-    """Wait, on dlx's own streams, for the events of a description; return when memory is ready, by device.
-
-    Raises
-    ------
-    HandleError
-        If they are none.
-    """
+    """Wait for the events of a description on dlx's own streams; return when memory is ready, by device."""
     points = {}
     for uuid, key in said:
         handle = bytes.fromhex(key)
@@ -328,7 +263,6 @@ def waited(said: Any) -> dict[Device, Any]:
 
 def placed(tensor: Tensor, memory: Memory, keep: Any, point: Any) -> Tensor:
     """Return a tensor that was made of numbers, on its device, after an event."""
-    made = native.tensor_new(
-        tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, memory.device, tensor.flags, keep
-    )
+    facts = tensor.shape, tensor.strides, tensor.dtype, memory.device, tensor.flags
+    made = native.tensor_new(tensor.data_ptr, *facts, keep)
     return made if point is None else cuda.when(made, point)

@@ -1,9 +1,8 @@
-"""`Handle`: a few builtin values that stand for shared memory, and hold it in the process that made them."""
+"""`Handle`: a few builtin values that identify shared memory, and hold it in the process that made them."""
 
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any
 
 from dlx._sharing.segment import Segment, opened
@@ -32,7 +31,7 @@ class Handle(dict[str, Any]):
 
     __slots__ = ("_export", "_segments")
     _segments: tuple[Segment, ...]
-    _export: Any  # what it holds on devices
+    _export: Any  # device memory that it holds
 
     def close(self) -> None:
         """Hold the memory no longer; who has attached, and arrays over it in this process, keep it."""
@@ -49,29 +48,20 @@ class Handle(dict[str, Any]):
         """
         if len(self._segments) != 1:
             many = f"it stands for {len(self._segments) - 1} pieces of memory that were shared before"
-            raise HandleError(
-                many if self._segments else "it was closed", fix="Share a copy, or the pieces one by one."
-            )
+            reason = many if self._segments else "it was closed"
+            raise HandleError(reason, fix="Share a copy, or the pieces one by one.")
         self._segments[0].check()
         return self._segments[0].fd
 
     def filenos(self) -> list[int]:
-        """Return all descriptors to be sent, `fileno` first; device memory may have some of its own.
-
-        Raises
-        ------
-        HandleError
-            As `fileno`.
-        """
+        """Return all descriptors to be sent, `fileno` first, then those of device memory. Errors: as `fileno`."""
         memories = self._export.memories if self._export is not None else ()
         return [self.fileno(), *(each.descriptor.number for each in memories if each.descriptor is not None)]
 
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -82,25 +72,16 @@ class Handle(dict[str, Any]):
 
 
 def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle:
-    """Return a handle of a segment with a description, which holds it, and what it names: segments, device memory."""
-    handle = Handle(
-        dlx=VERSION, pid=os.getpid(), fd=segment.fd, inode=segment.inode, size=segment.size, token=segment.token
-    )
+    """Return a handle that holds a segment with a description, and the segments and device memory that it names."""
+    numbers = {"fd": segment.fd, "inode": segment.inode, "size": segment.size}
+    handle = Handle(dlx=VERSION, pid=os.getpid(), **numbers, token=segment.token)
     handle._segments = (segment, *others)
     handle._export = export
     return handle
 
 
 def segment_of(handle: Any, given: int | None, access: int) -> Segment:
-    """Return the segment that a handle stands for; `given` is a descriptor of it that was received.
-
-    `access` is as in `opened`.
-
-    Raises
-    ------
-    HandleError
-        If the handle is none, or what it stands for is gone.
-    """
+    """Return the segment of a handle; `given` is a received descriptor of it, and `access` as in `opened`."""
     if not isinstance(handle, dict):
         raise TypeError(f"handle must be what dlx.share returned, or the dict that it is; found {safe_repr(handle)}")
     version = handle.get("dlx")

@@ -1,7 +1,7 @@
-"""Segments: memory without a name, reached through a descriptor of whoever shares it, and counted by the kernel.
+"""Segments: memory without a name, reached through the sharer's descriptor, and counted by the kernel.
 
-A segment is a memfd, sealed so that its size never changes: nobody can take memory away from under a reader. Its first
-256 bytes are a header; the token in it tells it from whatever the same descriptor number stands for later.
+A segment is a memfd, sealed so that its size never changes: no process can take memory away from a reader. Its first
+256 bytes are a header; its token tells it from a later file with the same descriptor number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Descriptor:
         self.identity = _identity(found or os.fstat(number))
 
     def is_ours(self) -> bool:
-        """Return whether the number stands for what it stood for."""
+        """Return whether the number is still that of the same file."""
         try:
             return _identity(os.fstat(self.number)) == self.identity
         except OSError:
@@ -65,10 +65,7 @@ class Descriptor:
 
 
 class Segment:
-    """One segment that this process holds by a descriptor of its own.
-
-    The descriptor is closed when no handle and no mapping in this process needs it any more.
-    """
+    """A segment that this process holds by its own descriptor, until no handle and no mapping here needs it."""
 
     __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "parts", "size", "start", "token")
 
@@ -83,21 +80,7 @@ class Segment:
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
     def mapping(self, mode: str) -> Mapping:
-        """Return this segment in memory: once to read and once to write, and anew for each who wants private pages.
-
-        Parameters
-        ----------
-        mode
-            ``"read"``: what writes there dies. ``"write"``: writes are everybody's. ``"private"``: pages that are
-            written to are copied first.
-
-        Raises
-        ------
-        HandleError
-            If it cannot be mapped, or its descriptor stands for something else.
-        MemoryError, OSError
-            If there is no memory, or no descriptor, left.
-        """
+        """Return this segment in memory, one mapping to read and one to write; private pages are mapped each time."""
         known = self._mappings.get(mode)
         found = None if known is None else known()
         if found is None:
@@ -110,10 +93,8 @@ class Segment:
     def check(self) -> None:
         """Raise HandleError where the descriptor was closed behind dlx's back."""
         if not self._descriptor.is_ours():
-            raise HandleError(
-                f"the descriptor {self.fd} of its segment was closed by somebody else",
-                fix="Leave descriptors open that you did not open (os.closerange, say).",
-            )
+            fix = "Leave descriptors open that you did not open (os.closerange, say)."
+            raise HandleError(f"the descriptor {self.fd} of its segment was closed by somebody else", fix=fix)
 
 
 class _Pages:
@@ -133,9 +114,9 @@ class _Pages:
 
 
 class Mapping:
-    """A segment in this process's memory; what is over it holds it."""
+    """A segment in this process's memory, which tensors over it keep."""
 
-    __slots__ = ("__weakref__", "_pages", "address", "mode", "segment")
+    __slots__ = ("__weakref__", "_pages", "address", "mode", "pages", "segment")
 
     def __init__(self, segment: Segment, mode: str) -> None:
         self.segment, self.mode = segment, mode
@@ -152,24 +133,16 @@ class Mapping:
         finally:
             if fd != segment.fd:
                 os.close(fd)
-        segment.check()  # so what was mapped is what it stood for, which is never smaller than its size
+        segment.check()  # so the mapped file is the segment, which is never smaller than its size
         if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
-            raise HandleError(
-                "what was mapped is not its segment: its descriptor was replaced, or its header overwritten"
-            )
-        self.address = int(ffi.cast("uintptr_t", self._pages.address))
-
-    @property
-    def pages(self) -> Any:
-        """The address, as cffi takes it."""
-        return self._pages.address
+            why = "its descriptor was replaced, or its header overwritten"
+            raise HandleError(f"what was mapped is not its segment: {why}")
+        self.pages = self._pages.address  # as cffi takes it
+        self.address = int(ffi.cast("uintptr_t", self.pages))
 
 
 def has_huge_pages(size: int) -> bool:
-    """Return whether the machine has so many bytes, and as many again, free in blocks of 2 MiB and more.
-
-    Where they are fewer, the kernel would first move other memory out of the way, however long that takes.
-    """
+    """Return whether twice the bytes are free in blocks of 2 MiB: else the kernel would compact memory first."""
     try:
         lines = Path("/proc/buddyinfo").read_text().splitlines()
     except OSError:
@@ -183,11 +156,8 @@ _mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address
 
 
 def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
-    """Return the segment of this process, and the offset in it, of ranges of addresses; None for other memory.
-
-    Pages that are private to this process are other memory: nobody else sees what is written there.
-    """
-    known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove meanwhile
+    """Return the segment and offset of ranges of addresses; None for other memory, such as private pages."""
+    known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove
     mappings = sorted((each.address, each) for each in known if each is not None)
     if not mappings:
         return [None] * len(extents)
@@ -202,15 +172,7 @@ def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | N
 
 
 def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes = b"") -> Segment:
-    """Make a segment: a header, numbers, a text and names that describe what is in it, and `room` bytes behind them.
-
-    Raises
-    ------
-    MemoryError
-        If there is not enough memory.
-    OSError
-        If this process may open no more files, or the system has no memfd.
-    """
+    """Make a segment: a header, numbers, a text and names that describe its content, and `room` bytes for that."""
     parts = len(numbers), len(text), len(names)
     size = _data_start(sum(parts)) + room
     if size > MAX_SIZE:
@@ -241,13 +203,7 @@ def _data_start(described: int) -> int:
 
 
 def write(fd: int, data: memoryview, at: int) -> None:
-    """Write bytes into a segment, through the kernel: new pages are not cleared first, and no page faults.
-
-    Raises
-    ------
-    MemoryError
-        If there is not enough memory.
-    """
+    """Write bytes into a segment through the kernel: new pages are not cleared first, and no page faults."""
     done = 0
     while done < len(data):
         try:
@@ -257,15 +213,7 @@ def write(fd: int, data: memoryview, at: int) -> None:
 
 
 def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
-    """Return the numbers, the text and the names of a segment, as copies, which nobody else can write to.
-
-    Raises
-    ------
-    HandleError
-        If they are cut off, or cannot be read.
-    MemoryError
-        If there is not enough memory.
-    """
+    """Return the numbers, the text and the names of a segment, as copies that no one else can write to."""
     numbers, text, names = segment.parts
     size, raw = numbers + text + names, b""
     while len(raw) < size:
@@ -285,27 +233,7 @@ def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
 def opened(
     pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None, access: int = os.O_RDONLY
 ) -> Segment:
-    """Return a segment that another process, or this one, holds.
-
-    Parameters
-    ----------
-    pid, fd
-        The process, and its descriptor.
-    token, inode, size
-        What the segment must say of itself.
-    given
-        A descriptor of it that was sent to this process, to be used in place of another process's; it stays the
-        caller's.
-    access
-        What it will be used for, so that it need not be opened once more.
-
-    Raises
-    ------
-    HandleError
-        If it is gone, or is another file, or no segment, or not to be trusted.
-    MemoryError, OSError
-        If there is no memory, or no descriptor, left.
-    """
+    """Return the segment of a process, by its descriptor or a received one, if token, inode and size match."""
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31 and 0 <= inode < 1 << 64 and HEADER <= size <= MAX_SIZE):
         raise HandleError("its process, descriptor, inode or size is a number that none has")
     known = _held.get(token)
@@ -331,7 +259,7 @@ def opened(
 
 
 def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
-    """Open another process's descriptor anew, by itself, so that it keeps no rights but those asked for."""
+    """Open another process's descriptor again, with no rights but the wanted ones."""
     path = f"/proc/{pid}/fd/{fd}"
     gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
     try:
@@ -346,10 +274,8 @@ def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
         what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
         raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
     except PermissionError as error:
-        raise HandleError(
-            f"this process may not look at the files of process {pid}",
-            fix=f"Run both as one user. {_SEND}",
-        ) from error
+        fix = f"Run both as one user. {_SEND}"
+        raise HandleError(f"this process may not look at the files of process {pid}", fix=fix) from error
     except OSError as error:
         _fail(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")
 
@@ -397,15 +323,13 @@ def advise(error: OSError) -> None:
     """Raise an OSError that says what to do, if no descriptor is left."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         whose = "this process" if error.errno == errno.EMFILE else "this machine"
-        raise OSError(
-            error.errno,
-            f"{whose} may open no more files, and each handle and each attached segment keeps one. Raise the limit "
-            "(ulimit -n), close handles, or share one tree instead of many arrays.",
-        ) from error
+        reason = f"{whose} may open no more files, and each handle and each attached segment keeps one."
+        fix = "Raise the limit (ulimit -n), close handles, or share one tree instead of many arrays."
+        raise OSError(error.errno, f"{reason} {fix}") from error
 
 
 def _fail(error: OSError, reason: str) -> NoReturn:
-    """Raise for an error of the system: what this process has too little of is no fault of a handle."""
+    """Raise for an error of the system; a lack of memory or descriptors is not the handle's fault."""
     try:
         advise(error)
         raise (MemoryError if error.errno == errno.ENOMEM else HandleError)(reason) from error

@@ -27,15 +27,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
-from dlx._sharing.segment import (
-    HEADER,
-    Segment,
-    has_huge_pages,
-    new_segment,
-    opened,
-    placed,
-    read_description,
-)
+from dlx._sharing.segment import HEADER, Segment, has_huge_pages, new_segment, opened, placed, read_description
 from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -71,13 +63,13 @@ class _Block(NamedTuple):
     keep: Any  # arrays that keep it
     run: tuple[int, int] | None  # address and bytes; None: it is not one run, and is copied element by element
 
-    def tensor(self, device: Device) -> Tensor:
-        """Return what is copied, as a tensor."""
-        if self.run is None:
-            tensor: Tensor = self.keep
-            return tensor
-        address, size = self.run
-        return native.tensor_new(address, (size,), None, _BYTE, device, READ_ONLY, self.keep)
+    def ends(self, start: int, device: Device, owner: Any) -> tuple[Tensor, Tensor, int]:
+        """Return tensors over its source and its target, in new memory from `start` on, and flags of the elements."""
+        source: Tensor = self.keep
+        if self.run is not None:
+            source = native.tensor_new(self.run[0], (self.run[1],), None, _BYTE, device, READ_ONLY, self.keep)
+        flags, place = source.flags & SUBBYTE_PADDED, start + self.offset
+        return source, native.tensor_new(place, source.shape, None, source.dtype, device, flags, owner), flags
 
 
 _Fail = Callable[[DlxError, _Item], None]
@@ -87,28 +79,13 @@ _Fail = Callable[[DlxError, _Item], None]
 
 
 def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
-    """Put an array, or every array of a tree, into shared memory; what lies there already stays where it is.
-
-    Parameters
-    ----------
-    obj, request
-        As in `Batch`.
-    is_copied
-        False: the arrays only say what is made: the same, of zeros, all of it new.
-
-    Raises
-    ------
-    DlxError
-        If an array cannot be read, or is in memory that cannot be shared, or the tree holds what is no plain data.
-    MemoryError, OSError
-        If there is no memory, or no descriptor, left.
-    """
+    """Put an array, or those of a tree, into shared memory unless they lie there; without `is_copied`, only zeros."""
     handler = lookup.kind(type(obj)).handler
-    failures = _Listed("shared memory", collect=True)
-    if handler is None:
-        tree, objs, sources, path = None, [obj], [lookup.source(obj, target=request.target.name)[1]], None
+    failures, path = _Listed("shared memory", collect=True), None
+    tree = None if handler is None else Tree(obj, handler, failures)
+    if tree is None:
+        objs, sources = [obj], [lookup.source(obj, target=request.target.name)[1]]
     else:
-        tree = Tree(obj, handler, failures)
         objs, sources, path = tree.arrays, tree.sources, tree.path
 
     def fail(error: DlxError, item: _Item) -> None:
@@ -173,12 +150,10 @@ def _place(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _L
 
 def _write(layout: _Layout, nodes: list[Any], names: bytes, is_copied: bool) -> Handle:
     """Make the segment of a layout: its description, and the arrays that are copied."""
-    numbers = [
-        native.tensors_numbers(
-            [item.tensor for item in group], [item.offset for item in group], [item.strides for item in group]
-        )
-        for group in layout.groups
-    ]
+    numbers = []
+    for group in layout.groups:
+        offsets, strides = [item.offset for item in group], [item.strides for item in group]
+        numbers.append(native.tensors_numbers([item.tensor for item in group], offsets, strides))
     export = layout.export
     described = {
         "tree": nodes,
@@ -218,10 +193,7 @@ class _Listed(Failures):
 
 
 def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, list[list[_Item]]]:
-    """Place what is in device memory: in allocations that others can open; other memory is copied to new ones.
-
-    The arrays of each allocation are returned beside them.
-    """
+    """Place device arrays in allocations that others can open, by copies if necessary, and group them by these."""
     from dlx._sharing import device as devices  # needed by few programs
 
     groups: dict[Memory, list[_Item]] = {}
@@ -249,9 +221,7 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
             memory = devices.empty(device, blocks.room)
             stream = events.after(device, None).handle
             for block in blocks.blocks:
-                source = block.tensor(device)
-                flags, place = source.flags & SUBBYTE_PADDED, memory.address + block.offset
-                target = native.tensor_new(place, source.shape, None, source.dtype, device, flags, memory)
+                source, target, flags = block.ends(memory.address, device, memory)
                 check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
         except DlxError as error:
             fail(_unshared(error, waiting[0].tensor), waiting[0])
@@ -268,15 +238,7 @@ def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
 
 
 def _fill(segment: Segment, blocks: list[_Block]) -> None:
-    """Copy memory of the host into the data of a segment.
-
-    Raises
-    ------
-    DlxError
-        If memory cannot be read.
-    MemoryError
-        If there is not enough memory.
-    """
+    """Copy memory of the host into the data of a segment."""
     start = segment.start
     runs = array("q")
     for block in blocks:
@@ -292,10 +254,8 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
             raise DlxError("memory of it cannot be read", fix="See whether the file that it maps has become shorter.")
         raise MemoryError(f"a segment of {amount(segment.size)}: {os.strerror(ffi.errno)}")
     for block in odd:
-        source: Tensor = block.keep
         assert mapping is not None
-        flags, place = source.flags & SUBBYTE_PADDED, mapping.address + start + block.offset
-        target = native.tensor_new(place, source.shape, None, source.dtype, HOST, flags, mapping)
+        source, target, flags = block.ends(mapping.address + start, HOST, mapping)
         status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
         if status != lib.DLX_OK:
             raise DlxError(f"it could not be copied: status {status}")
@@ -303,7 +263,7 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
 
 MIN_MAPPED = 2 << 20  # bytes from which there may be huge pages
 _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
-MAX_NOTES = 20  # errors beside the first that are told
+MAX_NOTES = 20  # of further errors
 
 
 def _check(tensor: Tensor, *, is_copied: bool) -> None:
@@ -311,19 +271,15 @@ def _check(tensor: Tensor, *, is_copied: bool) -> None:
         reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
         raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if not is_copied and not tensor.is_host:
-        raise DeviceError(
-            f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}",
-            source=repr(tensor),
-            fix="Make it there: dlx.empty(shape, dtype, device, shared=True).",
-        )
+        reason = f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}"
+        fix = "Make it there: dlx.empty(shape, dtype, device, shared=True)."
+        raise DeviceError(reason, source=repr(tensor), fix=fix)
     if tensor.dtype.code == lib.kDLOpaqueHandle:
         raise DTypeError("its elements are handles, which mean nothing in another process")
 
 
 class _Blocks:
-    """What is copied, and the bytes that it takes."""
-
-    __slots__ = ("blocks", "room")
+    """Blocks to copy, and the bytes that they take."""
 
     def __init__(self) -> None:
         self.blocks: list[_Block] = []
@@ -338,11 +294,7 @@ class _Blocks:
 
 
 def _lay_out(items: list[_Item], fail: _Fail) -> _Blocks:
-    """Place arrays of one device in new memory, and return what has to be copied to it.
-
-    A LayoutError is given to `fail` for each array whose elements, packed below one byte, would have to be copied one
-    by one.
-    """
+    """Place arrays of one device in new memory, and return the blocks to copy; `fail` gets those that cannot be."""
     blocks = _Blocks()
     order = sorted((item for item in items if item.extent[0] < item.extent[1]), key=attrgetter("extent"))
     for group in _overlapping(order):
@@ -434,30 +386,7 @@ def attach_tree(
     converted: Callable[[Any], Any] | None = None,
     to: Any = None,
 ) -> Any:
-    """Return the tree that a handle stands for, of tensors over the shared memory.
-
-    Parameters
-    ----------
-    handle
-        As `share_tree` gives it, or the plain dict that it is.
-    mode
-        Of `Segment.mapping`.
-    given
-        Descriptors that were received, or one.
-    converted
-        Converts tensors, or a container of them; None where tensors are wanted.
-    to
-        The target, if the fast path does the same for a tensor: it then makes no tensor first.
-
-    Raises
-    ------
-    DlxError
-        Whatever `converted` raises.
-    HandleError
-        If it is none, is damaged, or what it stands for is gone. Then nothing was given out.
-    DeviceError
-        If memory is on a device that this process does not see, or would have to be private to it.
-    """
+    """Return the tree of a handle, over shared memory; with `to` the fast path makes arrays without tensors."""
     fds: list[int | None] = [*given] if isinstance(given, Sequence) and given else [None]
     if isinstance(given, int):
         fds = [given]
@@ -480,10 +409,8 @@ def attach_tree(
         if memories:
             at, flags = sum(counts[: len(segments)]), 0 if mode == "write" else READ_ONLY
             if mode == "private":
-                raise DeviceError(
-                    "device memory has no pages that are private to who attaches",
-                    fix="Pass writable=True, or readonly='copy'.",
-                )
+                reason = "device memory has no pages that are private to who attaches"
+                raise DeviceError(reason, fix="Pass writable=True, or readonly='copy'.")
             tensors += _on_devices(handle["pid"], segment, said, numbers[at:], counts[len(segments) :], flags, fds[1:])
     except (HandleError, DeviceError):
         raise
@@ -492,7 +419,7 @@ def attach_tree(
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
     if converted is None or (are_converted and not memories):
         return decoded(whole, names, tensors)
-    if not in_sets:  # containers are made once, of what is converted
+    if not in_sets:  # containers are made once, of converted arrays
         try:
             return decoded(whole, names, converted(tensors))
         except HandleError:
@@ -517,7 +444,7 @@ def _tensors(
     found: list[Any] = []
     are_converted = True
     flags = 0 if mode == "write" else READ_ONLY
-    at, start = 0, segments[0].start  # what lies in the others is counted from their first byte
+    at, start = 0, segments[0].start  # offsets in the others count from their first byte
     for segment, count in zip(segments, counts, strict=False):  # the rest of them are of memories
         if count:
             mapping = segment.mapping(mode)
@@ -558,15 +485,7 @@ def _on_devices(
 
 
 def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
-    """Return a writable, row-major tensor over new shared memory: of zeros on the host, of anything on a device.
-
-    Raises
-    ------
-    DTypeError, LayoutError, DeviceError
-        If there is no such dtype, its size does not fit 63 bits, or no memory of that device can be shared.
-    MemoryError, OSError
-        If there is no memory, or no descriptor, left.
-    """
+    """Return a writable, row-major tensor over new shared memory: zeros on the host, anything on a device."""
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype, HOST, 0, None)
     if device[0] == lib.kDLCUDA:
         from dlx._sharing.device import empty  # needed by few programs

@@ -1,13 +1,10 @@
-"""`View`, the base class of all lazy views, and `Scope`, what the views of one call share.
+"""`View`, the base class of all lazy views, and `Scope`, which the views of one call share.
 
-A view is a sequence, a mapping or a record over the live source. An element is converted when it is read, not before.
-What is written to a view is written to the source, in the source's own framework: see `inward`.
-
-Results are cached in two ways. Each view has `_slots`: key -> (the source's element, its result). An entry is valid
-only while the source still holds that same element there, so that the source may change at any time. Of a container
-that makes its elements anew on each access (``elements="fresh"``) the result is kept weakly, and the source is not
-asked again. The scope keeps, by weak references, the result of each object, so that an object that appears twice, or
-was moved, gives the same result.
+A view is a sequence, a mapping or a record over the live source; an element is converted when it is read. A write to a
+view is a write to the source, in the source's own framework: see `inward`. A view's `_slots` map a key to (the source's
+element, its result), which is valid while the source holds that same element there; if each access makes a new element
+(``elements="fresh"``), to a weak result. The scope finds the result of each object again, by weak references, also if
+the object appears twice or was moved.
 """
 
 from __future__ import annotations
@@ -65,43 +62,17 @@ def is_fixed(handler: Container, path: Path) -> bool:
     return not handler.mutable
 
 
-class Options:
-    """The options of a call, and what is known of types under them; shared by calls with the same options.
+class Options(NamedTuple):
+    """The options of a call, shared by calls with the same ones."""
 
-    Parameters
-    ----------
-    request, strict, collect
-        The options.
-    make
-        ``make(obj, handler, scope, path)`` returns the view of a container, or None where it has none.
-    convert
-        ``convert(obj, what, options, path)`` converts an array, or a whole container; `what` is its adapter or handler.
-    to
-        The target of the fast path if no other option is set, else None.
-    flags
-        The options that the fast path is given, as bits.
-
-    Attributes
-    ----------
-    is_tracing
-        `Adapter.is_tracing` of the target.
-    """
-
-    __slots__ = ("collect", "convert", "flags", "is_tracing", "make", "request", "strict", "to")
-
-    def __init__(
-        self,
-        request: Request,
-        make: Callable[[Any, Container, Scope, Path], Any],
-        convert: Callable[[Any, Container | Adapter, Options, Path], Any],
-        to: Any = None,
-        strict: bool = False,
-        collect: bool = False,
-        flags: int = 0,
-    ) -> None:
-        self.flags, self.is_tracing = flags, request.target.adapter.is_tracing
-        self.request, self.make, self.convert = request, make, convert
-        self.to, self.strict, self.collect = to, strict, collect
+    request: Request
+    make: Callable[[Any, Container, Scope, Path], Any]  # returns the view of a container, or None
+    convert: Callable[[Any, Container | Adapter, Options, Path], Any]  # of an array, or a whole container
+    is_tracing: Callable[[], bool] | None  # of the target
+    to: Any = None  # the target of the fast path, if no other option is set
+    strict: bool = False
+    collect: bool = False
+    flags: int = 0  # of the fast path
 
 
 class Moved(NamedTuple):
@@ -112,51 +83,25 @@ class Moved(NamedTuple):
 
 
 class Scope:
-    """The objects converted by the views of one call, and their results.
-
-    An object is recorded as (weak reference to the view, slot); its result is in that slot of the view. Only a result
-    that has left its slot, and may still be referenced elsewhere, is referred to directly.
-
-    Attributes
-    ----------
-    options
-        The options of the call.
-    known
-        Name of a source's object -> a slot that holds it and its result; a plain int is a slot of the root.
-    moved
-        Name -> the object and its result, if it has no slot, or lost it.
-    back
-        Address of a result -> name; None until it is needed.
-    root
-        The outermost view, weakly, after an element of it was read.
-    owned
-        Name -> weak reference to the result of an object that is wrapped anew on each access; None if there is none. It
-        holds for objects that stay where they are, see `is_fixed`.
-    """
+    """The objects converted by the views of one call, and their results; only slots of views keep these alive."""
 
     __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "owned", "root")
 
     def __init__(self, options: Options, owned: dict[Any, Any] | None = None) -> None:
-        self.options, self.owned = options, owned
-        self.known: dict[Any, Any] = {}
-        self.root: Any = None
-        self.moved: dict[Any, Moved] = {}
-        self.back: dict[int, Any] | None = None
+        self.options = options
+        # Name -> weak result of an object that gets a new wrapper on each access and never moves, see `is_fixed`.
+        self.owned = owned
+        self.known: dict[Any, Any] = {}  # name of an object -> (weak view, key) of its slot; an int: in the root
+        self.root: Any = None  # the outermost view, weakly, after an element of it was read
+        self.moved: dict[Any, Moved] = {}  # name -> an object that has no slot, or lost it, and its result
+        self.back: dict[int, Any] | None = None  # address of a result -> name; None until it is needed
         self._lock: threading.RLock | None = None
         self._full = 256  # sweep when it is that large
 
     # ---- outwards ---------------------------------------------------------------------------------------------------
 
     def result(self, obj: Any, handler: Container, path: Path, key: Any) -> Any:
-        """Return the result for an element: an array of the target, a view, or the element itself.
-
-        Parameters
-        ----------
-        obj
-            The element.
-        handler, path, key
-            The container's handler and path, and the element's key in it.
-        """
+        """Return the result for an element at a key of a container: an array, a view, or the element itself."""
         options, kind, inner = self.options, type(obj), (path, handler, key)
         try:
             found = lookup.kind(kind)
@@ -221,7 +166,7 @@ class Scope:
         """Record the result of an object, weakly; it may be the object itself."""
         moved = self.moved
         try:
-            # A view of the object itself holds it; a view of what the object's `live` returns does not.
+            # A view of the object itself holds it; a view of the result of its handler's `live` does not.
             held = lookup.kind(type(new)).handler is VIEW and name_of(new._source, new._handler) == name
             result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
@@ -280,9 +225,8 @@ class Scope:
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if (
-            name is None or lookup.kind(type(obj)).verdict == "plain"
-        ):  # a ``__dlx_tree__`` object may have become any number, or None
+        # A ``__dlx_tree__`` object may have become any number, or None.
+        if name is None or lookup.kind(type(obj)).verdict == "plain":
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
@@ -302,10 +246,7 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return the identity of an element of a container: its address, or what the handler says.
-
-    Of a number that is its complement, which is below 0, as no address is.
-    """
+    """Return the identity of an element: its address, or the handler's answer; a number as its complement, below 0."""
     name = None if handler.identity is None else handler.identity(obj)
     if name is None:
         return id(obj)
@@ -316,25 +257,7 @@ SAMPLE = 16  # how many children are examined to find the framework of a contain
 
 
 def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
-    """Return what is to be stored in the source for a value.
-
-    For a result of the scope the source's own object is stored. An array goes to the framework and device of the array
-    that it replaces; a new one, and those in a container, to the one framework of the arrays among the first children.
-    Where there is none, the value is stored as given.
-
-    Parameters
-    ----------
-    scope
-        The view's.
-    value
-        What is to be stored.
-    old
-        What it replaces, or None.
-    children
-        Of the container that it is stored in, from the first on; read as far as is needed.
-    path
-        For errors.
-    """
+    """Return the object that the source stores for a value: its own, or an array in its neighbours' framework."""
     value = scope.source_of(value)
     what = lookup.look(value).part
     if what is None:
@@ -345,7 +268,8 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
         return value
     options = scope.options
     request = options.request._replace(target=target, device=device, copy=None, stream=None)
-    return options.convert(value, what, Options(request, options.make, options.convert), path)
+    inner = Options(request, options.make, options.convert, target.adapter.is_tracing)
+    return options.convert(value, what, inner, path)
 
 
 def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
@@ -384,7 +308,7 @@ class View(Shown):
         return None
 
     def __tvm_ffi_value__(self) -> Any:
-        """Return what a function of tvm-ffi gets: its own container, if this is a view of one; else the results."""
+        """Return the argument for a function of tvm-ffi: its own container behind this view, or else the results."""
         return self._source if module_of(type(self._source)).partition(".")[0] == "tvm_ffi" else self.copy()
 
     def materialize(self) -> Any:
@@ -400,7 +324,7 @@ class View(Shown):
     def refresh(self) -> None:
         """Drop all results, so that each element is read from the source again.
 
-        Needed only where a source that makes its elements anew on each access (a file, say) has changed behind the
+        Needed only if a source that makes new elements on each access (a file, for example) has changed behind the
         view; changes of lists and dicts are seen at once.
         """
         self._slots.clear()
@@ -408,7 +332,7 @@ class View(Shown):
     # ---- one element ------------------------------------------------------------------------------------------------
 
     def _at(self, key: Any) -> Any:
-        """Return the source's element at a key; raises what the source raises."""
+        """Return the source's element at a key; errors are the source's."""
         return self._source[key]
 
     def _begin(self) -> None:
@@ -424,9 +348,7 @@ class View(Shown):
                 known, moved = scope.known, scope.moved
                 owned = scope.owned if scope.owned and is_fixed(handler, path) else None
                 is_inner, flags = path is not None, options.flags
-                self._fast = (
-                    FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
-                )  # fmt: skip
+                self._fast = FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a key, converted now if it is not cached."""
@@ -435,9 +357,8 @@ class View(Shown):
             self._begin()
         # A graph's arrays are of no use outside of it.
         if self._is_tracing is not None and is_tracing(scope.options.request.target.adapter):
-            return Scope(scope.options).result(
-                self._at(key) if element is MISSING else element, handler, self._path, key
-            )
+            element = self._at(key) if element is MISSING else element
+            return Scope(scope.options).result(element, handler, self._path, key)
         if handler.elements == "fresh":
             return self._fresh(key, element)
         if element is MISSING:
@@ -460,7 +381,7 @@ class View(Shown):
             raise
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
-            if slot[0] is element:  # another thread converted it meanwhile
+            if slot[0] is element:  # another thread has converted it
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
@@ -488,20 +409,18 @@ class View(Shown):
                 self._evict(slot)
 
     def _fresh(self, key: Any, element: Any) -> Any:
-        """Return the result for an element that the source makes anew each time, and that is kept weakly."""
-        slot = self._slots.get(key)
-        new = slot() if slot is not None else None
+        """Return the weakly kept result for an element that the source makes on each access."""
+        new = self._slots.get(key, lambda: None)()
         if new is not None:
             return new
         with self._scope.lock():
-            slot = self._slots.get(key)
-            new = slot() if slot is not None else None
+            new = self._slots.get(key, lambda: None)()
             if new is None:
                 if element is MISSING:
                     element = self._at(key)
                 new = self._scope.result(element, self._handler, self._path, key)
                 if new is not element or isinstance(lookup.look(new).part, Adapter):
-                    with contextlib.suppress(TypeError):  # it cannot be referred to weakly: it is made anew each time
+                    with contextlib.suppress(TypeError):  # without weak references it is converted each time
                         self._slots[key] = ref(new)
                     if not len(self._slots) & 63:
                         self._tidy()
@@ -528,7 +447,7 @@ class View(Shown):
         return name is not None and self._handler.identity(other) == name  # type: ignore[misc]
 
     def _inward(self, value: Any, old: Any = None) -> Any:
-        """Return what is stored in the source for a value."""
+        """Return the object that the source stores for a value."""
         if is_view(value):
             return value._stored()
         try:
@@ -542,7 +461,7 @@ class View(Shown):
         return self._source
 
     def _children(self) -> Any:
-        """Return the source's elements, of which the first few are examined; none where each would be made anew."""
+        """Return the source's elements, of which the first few are examined; none if each access makes a new one."""
         return ()
 
     def _is(self, element: Any, value: Any) -> bool:
@@ -569,12 +488,11 @@ class View(Shown):
         done = [f"{path_text(self._handler.path([key], 0), '')}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
-        return (
-            f"<lazy {self._kind()}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
-        )
+        target = self._scope.options.request.target.name
+        return f"<lazy {self._kind()}[{self._count()}] -> {target}, converted: {found}>"
 
     def _done(self) -> list[tuple[Any, Any]]:
-        """Return what is converted so far, without reading the source."""
+        """Return keys and results so far, without reading the source."""
         if self._handler.elements == "fresh":
             return [(key, new) for key, slot in list(self._slots.items()) if (new := slot()) is not None]
         return [(key, slot[1]) for key, slot in list(self._slots.items()) if slot[0] is not slot[1]]
@@ -594,7 +512,7 @@ class View(Shown):
         return self.copy()
 
     def copy(self) -> Any:
-        """Return a plain container of what the view shows: converted arrays, and views of nested containers."""
+        """Return a plain container of the view's elements: converted arrays, and views of nested containers."""
         raise NotImplementedError
 
 

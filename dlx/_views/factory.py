@@ -67,7 +67,7 @@ class RecordView(View):
         return [*object.__dir__(self), *self._names()]
 
     def copy(self) -> Any:
-        """Return an object of the source's type with what the view shows."""
+        """Return an object of the source's type with the view's elements."""
         names = list(self._names())
         assert self._handler.unflatten is not None
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
@@ -126,37 +126,25 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
     try:
         if isinstance(what, Adapter):
             return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
-        return convert_tree(
-            obj,
-            what,
-            request,
-            strict=options.strict,
-            collect=options.collect,
-            to=options.to,
-            located=lambda inside: ("", keys_of(path) + inside),
-        )
+
+        def located(inside: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+            return "", keys_of(path) + inside
+
+        strict, collect, to = options.strict, options.collect, options.to
+        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, located=located)
     except REFUSALS as error:
         name_action(error, "convert")  # code of a container may have called another function
         raise
 
 
 class ViewMaker:
-    """Makes lazy views with the same options.
-
-    Attributes
-    ----------
-    options
-        The options.
-    generation
-        The registry's, before they were made.
-    listed
-        Address of a type, Python's own or one that an adapter lists -> the type, its handler, what makes its view.
-    """
+    """Makes lazy views with the same options."""
 
     __slots__ = ("generation", "listed", "options")
 
     def __init__(self, options: Options, generation: int) -> None:
-        self.options, self.generation = options, generation
+        self.options, self.generation = options, generation  # the registry's, before they were made
+        # Address of a type of Python or one that an adapter lists -> the type, its handler, the maker of its view.
         self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
             id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()
         }
@@ -195,9 +183,9 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
 
 
 def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
-    """Return what makes the views of a decorated function's results; `flags`: the options of the fast path."""
-    generation = registry.generation
-    return ViewMaker(Options(request, make, _convert, to, flags=flags), generation)
+    """Return the maker of views of a decorated function's results; `flags`: the options of the fast path."""
+    options = Options(request, make, _convert, request.target.adapter.is_tracing, to, flags=flags)
+    return ViewMaker(options, registry.generation)
 
 
 def lazy_view(
@@ -211,26 +199,10 @@ def lazy_view(
     owned: dict[Any, Any] | None = None,
     view: Any = None,
 ) -> Any:
-    """Return a lazy view of a container; what cannot be viewed is converted now.
-
-    Parameters
-    ----------
-    obj
-        A container.
-    request, strict, collect
-        The options.
-    to
-        The target as the caller passed it, if no other option is set; else None.
-    known
-        Objects and their results, which may be the objects themselves; kept weakly.
-    owned
-        As `Scope.owned`.
-    view
-        Class of the view; None: that of the container's type.
-    """
+    """Return a lazy view of a container; what cannot be viewed is converted now."""
     generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
-    options = Options(request, make, _convert, to, strict, collect)
+    options = Options(request, make, _convert, request.target.adapter.is_tracing, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
         _plain[to] = ViewMaker(options, generation)
     scope = Scope(options, owned)

@@ -80,7 +80,7 @@ class MappingView(KeyedView, Mapping[K, V]):
         return Items(self)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the result for a key; the default, unconverted, where there is none."""
+        """Return the result for a key; if it is missing, the default, unconverted."""
         if isinstance(self._source, dict) and key not in self:  # its __missing__ is not called
             return default
         try:
@@ -103,7 +103,7 @@ class MappingView(KeyedView, Mapping[K, V]):
         return key in self and super()._holds_still(key, element)  # its __missing__ is not called
 
     def _holds(self, key: Any, value: Any) -> bool:
-        """Return whether the value is what the view shows for a key: arrays by identity, data by equality."""
+        """Return whether the view has a value at a key: arrays by identity, data by equality."""
         if self._handler.elements == "fresh":
             here = self[key]
             return here is value or self._is(here, value)
@@ -112,7 +112,7 @@ class MappingView(KeyedView, Mapping[K, V]):
     # ---- operators --------------------------------------------------------------------------------------------------
 
     def copy(self) -> Any:
-        """Return a dict of what the view shows: converted arrays, and views of nested containers."""
+        """Return a dict of the view's elements: converted arrays, and views of nested containers."""
         return dict(self.items())
 
     def __or__(self, other: Any) -> Any:
@@ -152,7 +152,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         return self._source.keys() if isinstance(self._source, dict) else KeysView(self)
 
     def _watched(self, keys: Any) -> Iterator[Any]:
-        """Iterate over keys, and raise as a dict does if it changes size meanwhile."""
+        """Iterate over keys, and raise as a dict does if the size changes."""
         n = len(keys)
         for key in keys:
             yield key
@@ -170,7 +170,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         del self._source[key]
 
     def pop(self, key: Any, default: Any = MISSING) -> Any:
-        """Remove a key and return its result; the default, unconverted, where there is none."""
+        """Remove a key and return its result; if it is missing, the default, unconverted."""
         if key not in self:
             if default is MISSING:
                 raise KeyError(key)
@@ -187,7 +187,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         raise KeyError("popitem(): the view is empty")
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return the result for a key; the default is stored first where there is none."""
+        """Return the result for a key; if it is missing, the default is stored first."""
         if key not in self:
             self[key] = default
         return self[key]

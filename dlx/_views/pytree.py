@@ -44,24 +44,12 @@ _NO_REST = _Rest({})
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What is left of a view without its elements; equal where the containers are of one type and have the same keys.
+    """A view without its elements; equal if the containers have one type and the same keys."""
 
-    Attributes
-    ----------
-    kind
-        The type of the plain container.
-    keys
-        Of the elements: keys of a mapping, names of a record, indices of a sequence.
-    rest
-        The other attributes of a record, which the next one gets.
-    build
-        ``build(elements)`` returns the plain container around elements.
-    """
-
-    kind: type
-    keys: tuple[Any, ...]
-    rest: _Rest
-    build: Callable[[list[Any]], Any] = field(compare=False)
+    kind: type  # of the plain container
+    keys: tuple[Any, ...]  # of a mapping; names of a record, indices of a sequence
+    rest: _Rest  # the other attributes of a record, which the next one gets
+    build: Callable[[list[Any]], Any] = field(compare=False)  # the plain container around elements
 
 
 def structure_of(view: Any) -> tuple[list[Any], Structure]:
@@ -108,12 +96,8 @@ def _with_torch(module: Any, cls: type) -> None:
 
 
 def _with_jax(module: Any, cls: type) -> None:
-    module.register_pytree_with_keys(
-        cls,
-        lambda view: _entries(view, module.DictKey, module.GetAttrKey, module.SequenceKey),
-        _built,
-        structure_of,
-    )
+    keys = module.DictKey, module.GetAttrKey, module.SequenceKey
+    module.register_pytree_with_keys(cls, lambda view: _entries(view, *keys), _built, structure_of)
 
 
 def _with_optree(module: Any, cls: type) -> None:

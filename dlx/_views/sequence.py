@@ -85,7 +85,7 @@ class SequenceView(KeyedView, Sequence[T]):
             i += 1
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
-        """Yield (index, the source's element); of elements made anew, the cached results instead."""
+        """Yield (index, the source's element); if each access makes a new one, the cached results instead."""
         if self._handler.elements == "fresh":
             return ((i, self._slots[i]() if i in self._slots else self._at(i)) for i in range(len(self._source)))
         return enumerate(self._source)
@@ -120,7 +120,7 @@ class SequenceView(KeyedView, Sequence[T]):
     # ---- operators --------------------------------------------------------------------------------------------------
 
     def copy(self) -> Any:
-        """Return a list, of a tuple a tuple, of what the view shows: arrays, and views of nested containers."""
+        """Return a list, or for a tuple a tuple, of the view's elements: arrays, and views of nested containers."""
         return self._plain(self)
 
     def __add__(self, other: Any) -> Any:
@@ -164,11 +164,8 @@ class SliceView(SequenceView[T]):
     __slots__ = ("_places", "_whole")
 
     def __init__(self, whole: SequenceView[T], places: range) -> None:
-        handler = (
-            TUPLE
-            if whole._is_tuple()
-            else replace(LIST, elements=whole._handler.elements, identity=whole._handler.identity)
-        )
+        of = whole._handler
+        handler = TUPLE if whole._is_tuple() else replace(LIST, elements=of.elements, identity=of.identity)
         super().__init__(Window(whole._source, places), handler, whole._scope, whole._path)
         self._whole, self._places = whole, places
 
@@ -196,7 +193,7 @@ class SliceView(SequenceView[T]):
         return self._scope.eager(self._stored(), TUPLE if self._is_tuple() else LIST)
 
     def refresh(self) -> None:
-        """Forget what was converted, in the whole sequence."""
+        """Drop the results of the whole sequence."""
         self._whole.refresh()
 
     def _stored(self) -> Any:
@@ -226,7 +223,7 @@ class NamedView(SequenceView[Any]):
         return self.copy()._replace(**values)
 
     def copy(self) -> Any:
-        """Return a named tuple of the same type with what the view shows."""
+        """Return a named tuple of the same type with the view's elements."""
         assert self._handler.unflatten is not None
         return self._handler.unflatten(self._source, list(self._fields), list(self), None)
 
