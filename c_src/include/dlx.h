@@ -144,10 +144,14 @@ void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release releas
  * needed. */
 int dlx_managed_is_sole(const DLManagedTensorVersioned* managed);
 
-/* Take another count on a tensor of ours: so that it lives while the GIL is released, or before a
- * hand-over to a consumer that may fail after it has released, or later. Owns: the caller has one
- * count more. GIL: not needed. */
+/* Take another count on a tensor of ours, so that it lives while the GIL is released. Owns: the
+ * caller has one count more. GIL: not needed. */
 void dlx_managed_hold(DLManagedTensorVersioned* made);
+
+/* The same if the caller's count is the only one, without a locked operation: before a hand-over to
+ * a consumer that may fail after it has released, or later. Owns: on 1 as dlx_managed_hold. GIL: not
+ * needed. Errors: 0 = there are other holders. */
+int dlx_managed_hold_sole(DLManagedTensorVersioned* made);
 
 /* Give up on a tensor with no other holders whose consumer failed, by the count of
  * dlx_managed_hold: the owner is released now if the consumer has not done so; a deleter that it
