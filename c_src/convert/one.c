@@ -49,8 +49,7 @@ static PyObject* keep(const py_call* call, const py_pair* pair, PyObject* obj) {
   return same && call->options & DLX_COPIES ? py_copy_within(s, same) : same;
 }
 
-inline PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* obj) {
-  if (pair->what <= PY_STAYS) return pair->what == PY_STAYS ? keep(call, pair, obj) : NULL;
+static inline PyObject* convert(py_call* call, const py_pair* pair, PyObject* obj) {
   py_offer offer = {.made = NULL};
   if (!py_target_holds(pair->target, call->options)) return NULL;
   pair->source->take(pair->source, pair->target, obj, call->options, &offer);
@@ -59,12 +58,18 @@ inline PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* ob
   return pair->target->make(call, pair->target, offer.made, obj);
 }
 
+PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* obj) {
+  if (pair->what == PY_STAYS) return keep(call, pair, obj);
+  return pair->what > PY_STAYS ? convert(call, pair, obj) : NULL;
+}
+
 PyObject* py_convert(py_call* call, PyObject* obj) {
   if (py_is_tree(Py_TYPE(obj))) return py_convert_tree(call, obj, NULL);
   py_pair pair;
   if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
-  PyObject* result = pair.what < PY_STAYS ? py_convert_container(call, &pair, obj)
-                                          : py_convert_one(call, &pair, obj);
+  PyObject* result = pair.what > PY_STAYS    ? convert(call, &pair, obj)
+                     : pair.what == PY_STAYS ? keep(call, &pair, obj)
+                                             : py_convert_container(call, &pair, obj);
   py_pair_release(&pair);
   return result;
 }
