@@ -48,6 +48,9 @@ typedef struct {
 typedef PyObject* (*new_array)(PyTypeObject*, int, const Py_ssize_t*, int, const Py_ssize_t*, void*,
                                int, int, PyObject*);
 
+/* What is raised, made once: a caller that goes another way then meets it at every call. */
+static PyObject *no_dtype, *no_strides, *no_flag;
+
 static PyTypeObject* array_type;
 static new_array make_array;
 static int (*set_base)(PyObject*, PyObject*);
@@ -99,12 +102,12 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   unsigned number = (unsigned)d->number;
   DLDataType dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
   if (dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
-    PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
+    PyErr_SetObject(PyExc_BufferError, no_dtype);
     return -1;
   }
   if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides, dtype.bits / 8,
                          strides)) {
-    PyErr_SetString(PyExc_BufferError, "the array's strides are not whole elements");
+    PyErr_SetObject(PyExc_BufferError, no_strides);
     return -1;
   }
   *out = (DLTensor){.data = a->data,
@@ -123,7 +126,7 @@ static int borrow(void* object, DLTensor* out) {
   static PY_THREAD_LOCAL int64_t strides[MAX_NDIM];
   const array_head* a = object;
   if (!(a->flags & WRITEABLE)) {
-    PyErr_SetString(PyExc_BufferError, "a DLTensor cannot say read-only");
+    PyErr_SetObject(PyExc_BufferError, no_flag);
     return -1;
   }
   return describe(a, strides, out);
@@ -309,5 +312,9 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  return py_gil_open() < 0 ? NULL : py_without_gil(PyModule_Create(&definition));
+  no_dtype = PyUnicode_FromString("DLPack cannot say what this array is");
+  no_strides = PyUnicode_FromString("the array's strides are not whole elements");
+  no_flag = PyUnicode_FromString("a DLTensor cannot say read-only");
+  if (no_dtype == NULL || no_strides == NULL || no_flag == NULL || py_gil_open() < 0) return NULL;
+  return py_without_gil(PyModule_Create(&definition));
 }

@@ -194,12 +194,19 @@ def _keeps_export(kind: Any) -> bool:
 def _export_extension(obj: Any) -> api.Tensor | None:
     """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
     native_dtype = obj.dtype
+    if not native_dtype.isnative:  # `_export_copy` does it; what follows takes as long as the copy of a small one
+        return None
     scalar = native_dtype.type  # numpy dies of the hash of a dtype where memory is lacking
-    known = scalar.__module__ == "ml_dtypes" and native_dtype.isnative and obj.size
+    known = scalar.__module__ == "ml_dtypes" and obj.size
     dtype = _extension_of(scalar) if known else None
     if dtype is None:
         return None
     return api.viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
+
+
+def _export_copy(obj: Any) -> api.Tensor | None:
+    """Return the tensor of a copy in native byte order; None if the Python path must explain a refusal."""
+    return dlx.convert(_native_order(obj), to="dlx") if obj.dtype.kind in "biufc" else None
 
 
 @functools.cache  # these types live as long as ml_dtypes
@@ -269,7 +276,7 @@ class NumpyAdapter(_Numpy):
         subclasses=_keeps_export,
         exchange=_exchange,
         export=_export_extension,
-        unblocks=True,
+        unblocks=_export_copy,
         checks_same=True,  # arrays of objects are refused everywhere
         guards=tuple(api.Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
@@ -408,7 +415,7 @@ def _native(dtype: Any) -> Any:
 
 
 def _native_order(obj: Any) -> Any:
-    return obj.astype(_native(obj.dtype), order="K")
+    return obj.astype(obj.dtype.type)
 
 
 _ENCODE = "Encode it as numbers first, as numpy.unique(x, return_inverse=True)[1] does."

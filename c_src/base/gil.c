@@ -24,7 +24,11 @@ int py_gil_take(PyGILState_STATE* state) {
 #endif
   int may_take = !atomic_load(&closed) && !is_going && Py_IsInitialized();
   if (may_take) *state = PyGILState_Ensure();
-  atomic_fetch_sub(entering, 1); /* from now on Python knows this thread */
+  /* From now on Python knows this thread. */
+  if (own)
+    atomic_store_explicit(entering, 0, memory_order_release); /* no other thread writes to it */
+  else
+    atomic_fetch_sub(entering, 1);
   return may_take;
 }
 

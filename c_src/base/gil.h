@@ -15,12 +15,13 @@ static inline int py_holds_gil(void) {
   return _PyThreadState_UncheckedGet() != NULL;
 #else
   /* Before 3.12 the current thread state is that of the thread that holds the GIL. */
+  const PyThreadState* current = _PyThreadState_UncheckedGet();
+  if (current == NULL) return 0; /* the cheaper question first */
   const PyThreadState* own = PyGILState_GetThisThreadState();
   if (own == NULL) return 0; /* a thread that Python has never seen */
-  const PyThreadState* current = _PyThreadState_UncheckedGet();
   if (current == own) return 1;
   /* This thread may run another interpreter, in which it has another state. */
-  return current && PyGILState_Check() && current->thread_id == PyThread_get_thread_ident();
+  return PyGILState_Check() && current->thread_id == PyThread_get_thread_ident();
 #endif
 }
 

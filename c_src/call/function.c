@@ -83,8 +83,15 @@ static PyObject* view(py_call* call, PyObject* obj) {
 static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t nargsf,
                                 PyObject* names) {
   py_call call = {.function = (FastPathObject*)self};
+  Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   PyObject *like, *result = NULL;
-  if (py_options_read(&call, args, PyVectorcall_NARGS(nargsf), names, &like)) {
+  if (n == 1 && names && PyTuple_GET_SIZE(names) == 1 && call.function->to == NULL &&
+      PyTuple_GET_ITEM(names, 0) == py_name_to) { /* the usual call */
+    call.to = args[1];
+    py_maps_begin();
+    result = py_convert(&call, args[0]);
+    py_maps_end();
+  } else if (py_options_read(&call, args, n, names, &like)) {
     py_maps_begin();
     result = like                       ? convert_like(&call, args[0], like)
              : call.options & DLX_VIEWS ? view(&call, args[0])
@@ -221,8 +228,8 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
   if (py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
     if (pair.what == PY_STAYS)
       same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
-    else if (pair.what == PY_CONVERTS)
-      py_take_of(&pair, args[0], options, &offer);
+    else if (pair.what == PY_CONVERTS && py_target_holds(pair.target, options))
+      pair.source->take(pair.source, pair.target, args[0], options, &offer);
     py_pair_release(&pair);
   }
   py_maps_end();

@@ -59,10 +59,6 @@ int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject
   *like = NULL;
   call->to = own ? own : n == 2 ? args[1] : NULL;
   if (own) return n == 1 && n_names == 0;
-  if (n == 1 && n_names == 1 && PyTuple_GET_ITEM(names, 0) == py_name_to) {
-    call->to = args[1];
-    return 1;
-  }
   if (n != 1 && n != 2) return 0;
   for (Py_ssize_t i = 0; i < n_names; i++) {
     PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[n + i];

@@ -19,10 +19,12 @@ static int place_of(const DLTensor* t, uint64_t flags, place* out) {
   return 1;
 }
 
-/* Of what can be exported only. GIL: needed; may run Python. Errors: 0, as py_take_of. */
+/* Of what can be exported only. GIL: needed; may run Python. Errors: 0 = ask Python. */
 static int place_of_export(const py_pair* pair, PyObject* obj, place* out) {
-  py_offer offer;
-  py_take_of(pair, obj, DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY, &offer);
+  py_offer offer = {.made = NULL};
+  unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;
+  if (!py_target_holds(pair->target, options)) return 0;
+  pair->source->take(pair->source, pair->target, obj, options, &offer);
   int is_known = offer.made && place_of(&offer.made->dl_tensor, offer.made->flags, out);
   if (offer.made) dlx_managed_release(offer.made);
   return is_known;
@@ -37,7 +39,7 @@ static int place_by_pair(const py_pair* pair, PyObject* obj, place* out) {
     return m && place_of(&m->dl_tensor, m->flags, out);
   }
   if (pair->what != PY_CONVERTS) return 0;
-  int is_buffer = s->table == &py_buffer_table && py_target_holds(pair->target) &&
+  int is_buffer = s->table == &py_buffer_table && py_target_holds(pair->target, 0) &&
                   py_gate_is_open(&s->gate, obj);
   int is_known = is_buffer ? py_buffer_bytes(obj, &out->low, &out->high) : 0;
   if (is_known == 0) return !PyErr_Occurred() && place_of_export(pair, obj, out);

@@ -20,10 +20,12 @@ static int pair_of(PyObject* obj, py_pair* out) {
  * Errors: -1 with an exception. */
 static int to_managed(void* obj, DLManagedTensorVersioned** out) {
   py_offer offer = {.made = NULL};
+  unsigned options = DLX_SHARES | DLX_HOST_ONLY;
   py_maps_begin();
   py_pair pair;
   if (pair_of(obj, &pair)) {
-    py_take_of(&pair, obj, DLX_SHARES | DLX_HOST_ONLY, &offer);
+    if (py_target_holds(pair.target, options))
+      pair.source->take(pair.source, pair.target, obj, options, &offer);
     py_pair_release(&pair);
   }
   py_maps_end();

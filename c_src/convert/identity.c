@@ -60,8 +60,9 @@ static int is_ready(const py_source* s, PyObject* obj) {
 static int may_copy(py_source* s, py_target* t, PyObject* obj) {
   py_offer offer = {.made = NULL};
   int borrows = s->take == py_take_borrowed || s->take == py_take_tensor;
-  if (s->within.copy == NULL || !borrows || !is_ready(s, obj)) return 0;
-  py_take_of(&(py_pair){.source = s, .target = t}, obj, DLX_COPIES, &offer);
+  if (s->within.copy == NULL || !borrows || !is_ready(s, obj) || !py_target_holds(t, DLX_COPIES))
+    return 0;
+  s->take(s, t, obj, DLX_COPIES, &offer);
   if (offer.made) dlx_managed_release(offer.made);
   return offer.state == PY_TAKEN;
 }

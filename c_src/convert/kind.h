@@ -38,10 +38,8 @@ int py_kind_init(void);
 static inline unsigned py_tag_of(PyTypeObject* type) {
 #ifdef Py_GIL_DISABLED
   return __atomic_load_n(&type->tp_version_tag, __ATOMIC_ACQUIRE);
-#elif PY_VERSION_HEX >= 0x030C0000
-  return type->tp_version_tag; /* 0 = changed since, or changed too often to get one */
 #else
-  return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+  return type->tp_version_tag; /* 0 = changed since, or changed too often to get one */
 #endif
 }
 

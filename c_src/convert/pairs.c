@@ -56,7 +56,7 @@ static inline py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject
   return NULL;
 }
 
-int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
+inline int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
   unsigned bits;
   py_target* t = find_target(to);
   if (t == NULL) return 0;

@@ -51,16 +51,10 @@ extern PyMethodDef py_pair_functions[];
 
 int py_pair_init(void);
 
-/* ---- convert/take.c -------------------------------------------------------------------------- */
-
-/* Take an array: what can be said before is asked before. Owns, GIL, Errors: as py_take. */
-void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out);
-
 /* ---- convert/one.c --------------------------------------------------------------------------- */
 
-/* Convert one array, which is no container. What a producer answered in vain is left to the Python
- * path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL = ask Python, unless an
- * exception is set. */
+/* Convert one array, which is no container. Owns: the result is new. GIL: needed; may run Python.
+ * Errors: NULL = ask Python, unless an exception is set. */
 PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* obj);
 
 /* Convert any object: an array, or a container. Owns, GIL, Errors: as py_convert_one. */
@@ -94,5 +88,8 @@ int py_has_interface(PyObject* obj);
 /* Convert a list, tuple or dict, whose `rule` is NULL, or a container that has one. GIL: needed;
  * may run Python. Errors: as py_convert_one; nothing was handed over then. */
 PyObject* py_convert_tree(py_call* call, PyObject* root, PyObject* rule);
+
+/* Convert any other container, by its pair. GIL, Errors: as py_convert_tree. */
+PyObject* py_convert_container(py_call* call, const py_pair* pair, PyObject* obj);
 
 #endif

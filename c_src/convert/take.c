@@ -5,12 +5,6 @@
 #include "pairs.h"
 #include "streams.h"
 
-void py_take_of(const py_pair* pair, PyObject* obj, unsigned options, py_offer* out) {
-  *out = (py_offer){.made = NULL};
-  if (options & pair->target->unsupported || !py_target_holds(pair->target)) return;
-  pair->source->take(pair->source, pair->target, obj, options, out);
-}
-
 int py_offer_checks(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
                     py_offer* out) {
   const DLTensor* tensor = &made->dl_tensor;
@@ -122,10 +116,10 @@ static int is_clear(const py_source* s, PyObject* obj, const DLTensor* t, int is
          is_inside(s, t, *owner);
 }
 
-/* Of an array whose early guards are clear. */
-static void borrow(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
+void py_take_borrowed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor found = {.ndim = -1}; /* a slot may write nothing */
+  if (!py_gate_is_open(&s->gate, obj)) return take_detached(s, t, obj, options, out);
   /* A table that reports success and leaves an error behind has failed as well. */
   if (s->table->dltensor_from_py_object_no_sync(obj, &found) != 0 || PyErr_Occurred()) {
     if (py_error_forget() == 0 && s->otherwise) s->otherwise(s, t, obj, options, out);
@@ -145,7 +139,7 @@ static void borrow(py_source* s, py_target* t, PyObject* obj, unsigned options, 
    * path, unless a guard in C looks at it. */
   int is_hidden = tensor->data == NULL && s->gate.n && s->gate.in_c == NULL;
   out->state = PY_TAKEN;
-  if (is_trivial || (!is_hidden && py_target_checks(t, tensor, 0, options, out))) {
+  if (is_trivial || (!is_hidden && py_target_examines(t, tensor, 0, options, out))) {
     PyObject* owner = NULL;
     int is_brief = options & DLX_COPIES || out->state != PY_TAKEN;
     if (is_clear(s, obj, tensor, is_brief, &owner)) {
@@ -159,12 +153,8 @@ static void borrow(py_source* s, py_target* t, PyObject* obj, unsigned options, 
   dlx_managed_release(made);
 }
 
-void py_take_borrowed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
-  (py_gate_is_open(&s->gate, obj) ? borrow : take_detached)(s, t, obj, options, out);
-}
-
 int py_look(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
-  if (s->look == NULL || !py_target_holds(t) || !py_gate_is_open(&s->gate, obj)) return 0;
+  if (s->look == NULL || !py_target_holds(t, 0) || !py_gate_is_open(&s->gate, obj)) return 0;
   const py_gate* g = &s->gate;
   for (int is_asked = 0;; is_asked = 1) {
     *out = (DLTensor){.ndim = -1}; /* a slot may write nothing */
@@ -184,7 +174,7 @@ int py_look(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
   if (out->strides == NULL && out->ndim) return 0;
   if (!py_is_trivial(t, out) &&
       (dlx_validate(out, 0) != DLX_OK || out->data == NULL || dlx_has_odd_strides(out) ||
-       !py_target_checks(t, out, 0, DLX_SHARES, &offer)))
+       !py_target_examines(t, out, 0, DLX_SHARES, &offer)))
     return 0;
   return g->in_c == NULL || g->in_c(obj, out);
 }

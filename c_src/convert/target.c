@@ -12,7 +12,12 @@ PyTypeObject* py_target_type;
 int py_target_checks(py_target* t, const DLTensor* tensor, uint64_t flags, unsigned options,
                      py_offer* out) {
   out->state = PY_TAKEN;
-  if (flags == 0 && py_is_trivial(t, tensor)) return 1;
+  return (flags == 0 && py_is_trivial(t, tensor)) ||
+         py_target_examines(t, tensor, flags, options, out);
+}
+
+int py_target_examines(py_target* t, const DLTensor* tensor, uint64_t flags, unsigned options,
+                       py_offer* out) {
   uint32_t found = dlx_check(tensor, flags, &t->accepts), allowed = DLX_COPY_RESOLVES;
   int on_host = tensor->device.device_type == kDLCPU;
   if (found) {
@@ -25,9 +30,8 @@ int py_target_checks(py_target* t, const DLTensor* tensor, uint64_t flags, unsig
     out->incompatible = found;
     return is_resolved;
   }
-  if (!on_host) {
-    out->state = PY_ON_DEVICE;
-  } else if (flags == 0 && t->accepts.min_ndim == 0) {
+  out->state = on_host ? PY_TAKEN : PY_ON_DEVICE;
+  if (on_host && flags == 0 && t->accepts.min_ndim == 0) {
     py_trivial known = {tensor->dtype, (uint32_t)dlx_wanted_alignment(tensor->dtype, &t->accepts)};
     py_trivial old = atomic_load_explicit(&t->trivial, memory_order_relaxed);
     if (memcmp(&known.dtype, &old.dtype, sizeof old.dtype) != 0)
@@ -100,11 +104,11 @@ static PyObject* make_by_load(const py_call* call, py_target* t, DLManagedTensor
 }
 
 /* For a hand-over of a tensor that has other holders (a buffer of the dlx.Tensor that it was in): a
- * tensor of the same memory with one holder. Owns: takes `made`; the caller owns the result.
- * Errors: NULL without memory, none set. */
+ * tensor of the same memory that the caller holds twice. Owns: takes `made`. Errors: NULL without
+ * memory, none set. */
 static DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* alone = NULL;
-  dlx_managed_share(made, NULL, made->flags, &alone);
+  if (dlx_managed_share(made, NULL, made->flags, &alone) == DLX_OK) dlx_managed_hold(alone);
   dlx_managed_release(made);
   return alone;
 }
@@ -115,8 +119,7 @@ static PyObject* make_by_table(const py_call* call, py_target* t, DLManagedTenso
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
-  if (!dlx_managed_is_sole(made) && (made = single_holder(made)) == NULL) return PyErr_NoMemory();
-  dlx_managed_hold(made);
+  if (!dlx_managed_hold_sole(made) && (made = single_holder(made)) == NULL) return PyErr_NoMemory();
   if (t->table->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(call, made, obj);
   dlx_managed_release(made);

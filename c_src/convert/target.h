@@ -51,9 +51,11 @@ extern PyTypeObject* py_target_type;
  * exception is kept. It is in convert/pairs.c. */
 void py_target_forget(py_target* target);
 
-/* Whether a target takes what it took when it was made; else it is forgotten. GIL: needed; may run
- * Python. Errors: 0 = ask Python, unless an exception is set. */
-static inline int py_target_holds(py_target* t) {
+/* Whether a target supports the options, and takes what it took when it was made; else it is
+ * forgotten. Asked before anything is taken for it. GIL: needed; may run Python. Errors: 0 = ask
+ * Python, unless an exception is set. */
+static inline int py_target_holds(py_target* t, unsigned options) {
+  if (options & t->unsupported) return 0;
   int same = t->states.n ? py_switches_hold(&t->states) : 1;
   if (same == 0) py_target_forget(t);
   return same == 1;
@@ -63,6 +65,10 @@ static inline int py_target_holds(py_target* t) {
  * allow one; `out->made` is not touched. Errors: 0 = it does not. */
 int py_target_checks(py_target* target, const DLTensor* tensor, uint64_t flags, unsigned options,
                      py_offer* out);
+
+/* The same of a tensor that py_is_trivial does not hold of. */
+int py_target_examines(py_target* target, const DLTensor* tensor, uint64_t flags, unsigned options,
+                       py_offer* out);
 
 /* The same of a managed tensor of a source, which may be in device memory. Whether its
  * producer has copied it matters to calls only that say `copy`. It is in convert/take.c. */

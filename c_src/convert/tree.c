@@ -257,11 +257,13 @@ static outcome check(walk* w, const leaf* l) {
  * then producers, which are called where nothing else is refused. */
 static outcome take_each(walk* w, unsigned what, int* has_blocked) {
   outcome result = DONE;
+  unsigned options = w->call->options;
   for (Py_ssize_t i = 0; i < w->leaves.n && result == DONE; i++) {
     leaf* l = &leaves_of(w)[i];
     if (i + AHEAD < w->leaves.n) fetch(l[AHEAD].obj);
     if (l->what != what) continue;
-    py_take_of(&(py_pair){l->source, w->target, what, 0}, l->obj, w->call->options, &l->offer);
+    if (py_target_holds(w->target, options))
+      l->source->take(l->source, w->target, l->obj, options, &l->offer);
     if (l->offer.state == PY_BLOCKED && l->source->unblocked && !PyErr_Occurred())
       *has_blocked = 1;
     else
@@ -510,4 +512,30 @@ PyObject* py_convert_tree(py_call* call, PyObject* root, PyObject* rule) {
     leave_answers(&w);
   walk_end(&w);
   return result;
+}
+
+/* A container of another framework that becomes a list or dict: `children` gives that, or a pair of
+ * that or None, and what the container answered, or raised, which the Python path does not ask
+ * again. */
+static PyObject* convert_children(py_call* call, PyObject* children, PyObject* obj) {
+  PyObject* may_copy = call->options & (DLX_COPIES | DLX_SHARES) ? Py_False : Py_True;
+  PyObject* given = PyObject_CallFunctionObjArgs(children, obj, may_copy, NULL);
+  if (given == NULL) return py_error_forget(), NULL;
+  int has_answer = PyTuple_CheckExact(given) && PyTuple_GET_SIZE(given) == 2;
+  PyObject* plain = has_answer ? PyTuple_GET_ITEM(given, 0) : given;
+  PyObject* result = PyDict_CheckExact(plain) || PyList_CheckExact(plain)
+                         ? py_convert_tree(call, plain, NULL)
+                         : NULL; /* by Python */
+  if (result == NULL && has_answer && !PyErr_Occurred()) {
+    PyObject* answer = PyTuple_GET_ITEM(given, 1);
+    py_call_leave(call, obj, answer, PyExceptionInstance_Check(answer));
+  }
+  py_drop(given);
+  return result;
+}
+
+PyObject* py_convert_container(py_call* call, const py_pair* pair, PyObject* obj) {
+  PyObject* parts = pair->source->parts;
+  if (pair->what == PY_RULE) return py_convert_tree(call, obj, parts);
+  return pair->what == PY_CHILDREN ? convert_children(call, parts, obj) : NULL;
 }

@@ -217,6 +217,12 @@ int dlx_managed_is_sole(const DLManagedTensorVersioned* managed) {
          atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
 }
 
+int dlx_managed_hold_sole(DLManagedTensorVersioned* made) {
+  if (!dlx_managed_is_sole(made)) return 0;
+  atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
+  return 1;
+}
+
 void dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
 }

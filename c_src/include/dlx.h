@@ -132,6 +132,9 @@ int dlx_managed_is_sole(const DLManagedTensorVersioned* managed);
  * hand-over to a consumer that may fail after it has released, or later. */
 void dlx_managed_hold(DLManagedTensorVersioned* made);
 
+/* The same without a locked operation if the caller's count is the only one; 0 = it is not. */
+int dlx_managed_hold_sole(DLManagedTensorVersioned* made);
+
 /* Give up a tensor with no other holders whose consumer failed, by the count of dlx_managed_hold:
  * the owner is released now, unless the consumer has done so. A deleter that it calls later frees
  * the struct, and nothing else. */

@@ -135,7 +135,7 @@ static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors
   py_target* target = pair->target;
   py_offer offer = {.state = PY_TAKEN};
   Py_ssize_t i = 0;
-  if (py_target_holds(target)) {
+  if (py_target_holds(target, 0)) {
     while (i < all->n && py_offer_checks(pair->source, target, all->made[i], 0, &offer) &&
            offer.state == PY_TAKEN)
       i++;
