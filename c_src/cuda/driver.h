@@ -222,8 +222,7 @@ void cuda_unrelax(int before);
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
 
-/* Enter a device, or only push it, until the end of a block, in a function that returns a status.
- */
+/* Enter or push a device until the end of a block, in a function that returns a status. */
 #define CUDA_ENTERED(device_id)                                           \
   __attribute__((cleanup(cuda_leave_block))) int before = CU_NOT_ENTERED; \
   DLX_TRY(cuda_enter(device_id, &before))

@@ -50,16 +50,11 @@ DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int
                                              uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
-  int status;
-  if (dlx_cuda_entered(device_id)) {
-    status =
-        dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
-  } else {
-    Py_BEGIN_ALLOW_THREADS /* the first time makes the context */
-      status =
-          dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
-    Py_END_ALLOW_THREADS
-  }
+  /* The first time makes the context. */
+  PyThreadState* state = dlx_cuda_entered(device_id) ? NULL : PyEval_SaveThread();
+  int status =
+      dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
+  if (state) PyEval_RestoreThread(state);
   if (status == DLX_OK) {
     status = dlx_managed_new(&made->dl_tensor, made->flags, use, dlx_use_release, &used);
     if (status == DLX_OK) return used;
