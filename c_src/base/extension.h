@@ -18,6 +18,14 @@
   {text, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc}
 #define PY_END {NULL, NULL, 0, NULL}
 
+/* Run a statement while other threads may have the GIL. */
+#define PY_WITHOUT_GIL(...)                     \
+  do {                                          \
+    PyThreadState* state = PyEval_SaveThread(); \
+    __VA_ARGS__;                                \
+    PyEval_RestoreThread(state);                \
+  } while (0)
+
 /* The documentation of a builtin, which follows; dlx/_core/native.py has its signature. */
 #define PY_DOC(name, text) static const char name##_doc[] = text
 

@@ -16,9 +16,8 @@ static int take_event(int32_t device, cu_event* event) {
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
   pthread_mutex_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
-  int mode = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
-  cuda_unrelax(mode);
-  return status;
+  CUDA_RELAXED();
+  return CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
 }
 
 static void destroy_event(int32_t device, cu_event event) {
@@ -342,16 +341,13 @@ static int is_over_by(int code) {
  * event is only recorded on a stream that still works, but always on a stand-in, since a query does
  * not wait for the other streams. */
 static int is_done(use* self) {
-  int mode, code;
   if (self->event == NULL) {
-    int captures;
-    code = ask_capturing(self->stream, &captures);
+    int captures, code = ask_capturing(self->stream, &captures);
     if (code != CU_OK) return is_over_by(code);
     if (captures) return 0;
     if (!self->stands_in) {
-      mode = cuda_relax();
+      CUDA_RELAXED();
       code = cu.StreamQuery(cuda_stream(self->stream));
-      cuda_unrelax(mode);
       if (code != CU_NOT_READY) return is_over_by(code);
     }
     if (take_event(self->device, &self->event) != DLX_OK) return 0;
@@ -364,10 +360,8 @@ static int is_done(use* self) {
     }
     if (!self->stands_in) return 0;
   }
-  mode = cuda_relax();
-  code = cu.EventQuery(self->event);
-  cuda_unrelax(mode);
-  return is_over_by(code);
+  CUDA_RELAXED();
+  return is_over_by(cu.EventQuery(self->event));
 }
 
 /* cuda_lock is held. Errors: 0 = no memory. */

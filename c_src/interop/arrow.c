@@ -79,9 +79,7 @@ static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
     ((struct ArrowDeviceArrayStream*)held)->release = NULL;
   }
   PY_UNLOCKED()
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_read(data, &stream, why, sizeof why);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_arrow_read(data, &stream, why, sizeof why));
   if (status != DLX_E_ARROW) return check_moved(status);
   return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why"), -1;
 }
@@ -223,9 +221,8 @@ typedef struct {
 static int look(column* c) {
   dlx_arrow_fault fault;
   int status;
-  Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
-    status = dlx_arrow_look(c->data, c->number, &c->found, &fault);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(
+      status = dlx_arrow_look(c->data, c->number, &c->found, &fault)); /* it reads all bitmaps */
   if (status != DLX_E_ARROW) return py_check(status);
   return py_raise(status, "its Arrow data contradicts itself: %s %lld", fault.what,
                   (long long)fault.found),
@@ -309,11 +306,9 @@ static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
   int status;
   if (!copies) return is_in_one(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
   if (!is_numbers(&c->found)) return DLX_E_DTYPE;
-  Py_BEGIN_ALLOW_THREADS
-    status = is_gathered_on_device(&c->found)
-                 ? gather_on_device(c, out)
-                 : dlx_arrow_gather(c->data, c->number, &c->found, out);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = is_gathered_on_device(&c->found)
+                              ? gather_on_device(c, out)
+                              : dlx_arrow_gather(c->data, c->number, &c->found, out));
   return status;
 }
 

@@ -242,9 +242,7 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   uint64_t flags = ~from->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   int status = dlx_managed_empty(&from->dl_tensor, flags, 0, &made);
   if (status != DLX_OK) return py_raise(status, NULL);
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags));
   if (status == DLX_OK) return py_tensor_wrap(made);
   dlx_managed_release(made);
   return py_raise(status, NULL);
@@ -348,9 +346,7 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
   }
   DLManagedTensorVersioned* made;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(like, 0, 0, &made);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_managed_empty(like, 0, 0, &made));
   return py_tensor_result(status, made);
 }
 
