@@ -16,8 +16,7 @@ PyObject* py_raise(int status, const char* format, ...);
 /* 0 for DLX_OK. Errors: -1 with the exception of the status. */
 int py_check(int status);
 
-/* Take the exception that is set, as py_error_forget clears it. Owns: new reference. Errors: NULL
- * with the exception still set. */
+/* Take the exception that is set, if py_error_may_go. Errors: NULL with the exception still set. */
 PyObject* py_error_take(void);
 
 #endif

@@ -1,8 +1,7 @@
 #ifndef DLX_EXTENSION_H_
 #define DLX_EXTENSION_H_
 
-/* What our extensions share: rows of method tables, arguments, pending exceptions. Everything here
- * wants the GIL. */
+/* What our extensions share. Everything here wants the GIL. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -18,6 +17,14 @@
 #define PY_KEYWORDS(text, name) \
   {text, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc}
 #define PY_END {NULL, NULL, 0, NULL}
+
+/* Run a statement while other threads may have the GIL. */
+#define PY_WITHOUT_GIL(...)                     \
+  do {                                          \
+    PyThreadState* state = PyEval_SaveThread(); \
+    __VA_ARGS__;                                \
+    PyEval_RestoreThread(state);                \
+  } while (0)
 
 /* The documentation of a builtin, which follows; dlx/_core/native.py has its signature. */
 #define PY_DOC(name, text) static const char name##_doc[] = text
@@ -48,8 +55,7 @@ static inline int py_error_may_go(PyObject* type) {
          !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
 }
 
-/* Clear the exception that is set, if it may go: the Python path raises it again. Errors: -1 with
- * the exception still set. */
+/* Clear the exception, if it may go: Python raises it again. Errors: -1 = it is still set. */
 static inline int py_error_forget(void) {
   PyObject* type = PyErr_Occurred();
   if (type && !py_error_may_go(type)) return -1;
@@ -57,8 +63,7 @@ static inline int py_error_forget(void) {
   return 0;
 }
 
-/* Find the table of our major version, whose layout is known, behind newer ones. GIL: not needed.
- * Errors: NULL = there is none. */
+/* Find the table of our major version behind newer ones. Errors: NULL = there is none. */
 static inline const DLPackExchangeAPI* py_exchange_known(const DLPackExchangeAPIHeader* header) {
   for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
     if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
@@ -82,8 +87,7 @@ static inline void py_pending_restore(py_pending p) {
   PyErr_Restore(p.type, p.value, p.traceback);
 }
 
-/* Give up a reference to an object that may run Python when it is freed; a pending exception is
- * kept. */
+/* Give up a reference to an object that may run Python; a pending exception is kept. */
 static inline void py_drop(void* object) {
   py_pending pending = py_pending_save();
   Py_DECREF((PyObject*)object);

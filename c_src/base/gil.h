@@ -25,12 +25,11 @@ static inline int py_holds_gil(void) {
 #endif
 }
 
-/* Take the GIL on a thread that does not hold it; PyGILState_Release releases it. Errors: 0
- * = there is no interpreter any more, or it is going. */
+/* Take the GIL on a thread that does not hold it; PyGILState_Release releases it. Errors: 0 = there
+ * is no interpreter any more, or it is going. */
 int py_gil_take(PyGILState_STATE* state);
 
-/* Let threads take the GIL until Python's atexit; each library calls its own once. GIL: held.
- * Errors: -1 with an exception. */
+/* Let threads take the GIL until Python's atexit. GIL: held. Errors: -1 with an exception. */
 int py_gil_open(void);
 
 #endif

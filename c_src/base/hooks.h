@@ -30,8 +30,7 @@ typedef struct {
 /* NULL = not registered yet. */
 extern py_hooks_table py_hooks;
 
-/* A hook that `name` of dlx.Tensor needs. Owns: borrowed. GIL: needed. Errors: NULL with
- * AttributeError. */
+/* A hook that `name` of dlx.Tensor needs. Owns: borrowed. Errors: NULL with AttributeError. */
 PyObject* py_hook(PyObject* hook, const char* name);
 
 extern PyMethodDef py_hooks_functions[];

@@ -1,5 +1,4 @@
-/* The one bridge from cffi to CPython: dlx_bind adds one builtin to a module, which adds all
- * others. */
+/* The bridge from cffi to CPython: dlx_bind adds one builtin to a module, which adds all others. */
 
 #include "call/function.h"
 #include "convert/pairs.h"

@@ -20,8 +20,7 @@
 #define PY_THREAD_LOCAL
 #endif
 
-/* Whether another reference keeps an object. Without the GIL a thread knows that of its own objects
- * only. */
+/* Whether another reference keeps an object; without the GIL only known of a thread's own ones. */
 static inline int py_is_held(PyObject* object) {
 #ifdef Py_GIL_DISABLED
   return _Py_IsOwnedByCurrentThread(object) &&

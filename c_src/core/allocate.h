@@ -1,8 +1,7 @@
 #ifndef DLX_ALLOCATE_H_
 #define DLX_ALLOCATE_H_
 
-/* All memory that dlx's own C takes, so that a test can let each allocation fail
- * (dlx_fail_allocation). */
+/* The memory of dlx's own C; a test can let each allocation fail (dlx_fail_allocation). */
 
 #include "dlx.h"
 

@@ -116,11 +116,10 @@ int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t 
   why[0] = '\0';
   if (!HAS(stream, release)) return DLX_E_CONSUMED;
   int status = read_batches(data, stream);
-  if (!HAS(stream, release)) return status;
-  if (status == DLX_E_ARROW && HAS(stream, get_last_error))
+  if (status == DLX_E_ARROW && HAS(stream, release) && HAS(stream, get_last_error))
     said = host ? host->get_last_error(host) : device->get_last_error(device);
   if (said) snprintf(why, room, "%s", said);
-  host ? host->release(host) : device->release(device);
+  if (HAS(stream, release)) host ? host->release(host) : device->release(device);
   return status;
 }
 

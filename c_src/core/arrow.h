@@ -15,8 +15,7 @@
 #define ARROW_FLAG_NULLABLE 2
 #define ARROW_FLAG_MAP_KEYS_SORTED 4
 
-/* A type. Its holder calls release(itself) once, and the parent releases children; release == NULL:
- * it was released or moved. */
+/* A type. Its holder calls release once, a parent its children's; NULL = released or moved. */
 struct ArrowSchema {
   const char* format;   /* the type, as text */
   const char* name;     /* of a child; may be NULL */
@@ -141,14 +140,12 @@ typedef struct {
  * DLX_E_ARROW = the stream failed, and `why` is its text, or empty. */
 int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room);
 
-/* The type; the event of the first batch with elements that has one, or NULL; 1 for a struct, whose
- * columns have numbers. */
+/* The type; the first event of a batch with elements, or NULL; 1 for a struct with columns. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
 void* dlx_arrow_event(const dlx_arrow* data);
 int dlx_arrow_is_table(const dlx_arrow* data);
 
-/* 1 for an extension type, whose values mean something else, or if its metadata contradict
- * themselves. */
+/* 1 for an extension type, or if its metadata contradict themselves. */
 int dlx_arrow_is_extension(const struct ArrowSchema* schema);
 
 /* Check a column and describe it; memory behind pointers cannot be checked. Errors: DLX_E_ARROW,
@@ -162,21 +159,18 @@ int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out);
 
 /* The numbers that a batch has of a column from dlx_arrow_look: a tensor of one dimension, whose
- * extent is returned (`out->shape` is not set), and its event or NULL. -1 = there is no such batch.
- */
+ * extent is returned (`out->shape` is not set), and its event or NULL. -1 = no such batch. */
 int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                         int64_t batch, DLTensor* out, void** event);
 
-/* A copy of a host column without nulls: chunks joined, bools in a byte each. Errors: as
- * dlx_managed_empty, DLX_E_DEVICE. */
+/* Copy a host column without nulls. Errors: as dlx_managed_empty, DLX_E_DEVICE. */
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out);
 
 /* ---- tensors given out ----------------------------------------------------------------------- */
 
 /* The type of a tensor: its numbers, in a fixed-size list for every dimension but the first. Owns:
- * the caller calls release. Errors: DLX_E_NDIM, DLX_E_DTYPE = Arrow has no such type; DLX_E_MEMORY.
- */
+ * the caller calls release. Errors: DLX_E_NDIM, DLX_E_DTYPE (none in Arrow), DLX_E_MEMORY. */
 int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out);
 
 /* The data of a tensor (one of ours), which holds the memory by a count; bools are packed into a

@@ -63,8 +63,7 @@ static void plane(char* to, const char* from, const dlx_axis* outer, const dlx_a
     plane_any(to, from, outer, inner, item);
 }
 
-/* In pieces: one memcpy of hundreds of MB takes longer in glibc 2.36 if the two sides differ in
- * their offset in a page. */
+/* In pieces: glibc 2.36 copies hundreds of MB slower at different offsets in a page. */
 static void copy_run(char* to, const char* from, size_t nbytes) {
   enum { PIECE = 4 << 20 };
   for (; nbytes > PIECE; nbytes -= PIECE, to += PIECE, from += PIECE) memcpy(to, from, PIECE);

@@ -11,8 +11,7 @@ FEW_WORDS dlx_thread_state* dlx_own_state;
 static pthread_key_t leaving;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A thread may end inside a release, while it reads maps or takes the GIL: the next one does none
- * of these. */
+/* A thread may end inside a release, while it reads maps or takes the GIL. */
 static void leave(dlx_thread_state* state) {
   state->depth = state->nested = 0;
   state->message[0] = '\0';

@@ -2,16 +2,14 @@
 #define DLX_THREAD_STATE_H_
 
 /* What only one thread writes to, in each extension, so that the fast path takes no locked
- * operation on memory that other threads use. A thread that ends leaves its state to the next one.
- */
+ * operation on memory that other threads use. A thread that ends leaves it to the next one. */
 
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "dlx.h"
 
-/* The cheap kind of thread-local storage, of which glibc gives a late library a few words, and musl
- * none. */
+/* Cheap thread-local storage: a late library gets a few words from glibc, none from musl. */
 #ifdef __GLIBC__
 #define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
 #else

@@ -102,8 +102,7 @@ static int write_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Copy what belongs between two offsets of the file into its mapping, by the kernel: memory that
- * cannot be read is an error, -1. */
+/* The same into the mapping, by the kernel: memory that cannot be read is an error, -1. */
 static int copy_between(const writing* w, int64_t low, int64_t high) {
   enum { LEAST = 16 << 10 }; /* bytes of a run that are worth a look at the page tables */
   struct iovec from[MOST], to[MOST];
@@ -123,8 +122,7 @@ static int copy_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Make huge pages between two offsets; the kernel makes one only around a page that exists. Errors:
- * -1 if it makes none. */
+/* Make huge pages, each around a page that must exist. Errors: -1 = the kernel makes none. */
 static int make_huge(writing* w, int64_t low, int64_t high) {
   if (w->is_short || low == high) return -1;
   for (int64_t at = low; at < high; at += HUGE_PAGE) {

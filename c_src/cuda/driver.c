@@ -226,10 +226,8 @@ int cuda_primary(int32_t device_id, cu_context* context) {
   }
   int device = 0;
   DLX_TRY(device_of(device_id, &device));
-  int mode = cuda_relax(); /* it may allocate */
-  int status = CUDA(DevicePrimaryCtxRetain, context, device);
-  cuda_unrelax(mode);
-  if (status != DLX_OK) return status;
+  CUDA_RELAXED(); /* it may allocate */
+  DLX_TRY(CUDA(DevicePrimaryCtxRetain, context, device));
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
   atomic_store(&primaries[device_id], *context);
   return DLX_OK;

@@ -1,5 +1,4 @@
-/* Device memory of several processes: the driver's IPC handles of memory and events, and
- * allocations behind descriptors. */
+/* Device memory of several processes, by the driver's IPC handles or by descriptors. */
 
 #define _GNU_SOURCE
 

@@ -190,8 +190,7 @@ static int is_box(const transfer* t, const dlx_axis* rows, int64_t width) {
          (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device);
 }
 
-/* A copy as one call for each index of the first `n` axes, of `width` bytes or a box of such rows.
- */
+/* One call for each index of the first `n` axes, of `width` bytes or a box of such rows. */
 typedef struct {
   int64_t width;
   const dlx_axis* rows; /* NULL: no box */

@@ -16,9 +16,8 @@ static int take_event(int32_t device, cu_event* event) {
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
   pthread_mutex_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
-  int mode = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
-  cuda_unrelax(mode);
-  return status;
+  CUDA_RELAXED();
+  return CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
 }
 
 static void destroy_event(int32_t device, cu_event event) {
@@ -79,10 +78,6 @@ static int64_t release_done(int may_wait);
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
-static int record(cu_event event, uint64_t stream) {
-  return CUDA(EventRecord, event, cuda_stream(stream));
-}
-
 /* The stream's device must be current. */
 static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
@@ -105,7 +100,7 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
       status = DLX_E_CAPTURE;
     if (hop) dlx_cuda_pop();
   }
-  if (status == DLX_OK) status = record(event, from);
+  if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
     status = wait_for(event, to);
@@ -192,7 +187,7 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   DLX_TRY(make_ready(device_id, stream, &ready));
   int status = cuda_is_capturing(stream, &captures);
   if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
-  if (status == DLX_OK && !captures) status = record(ready->event, stream);
+  if (status == DLX_OK && !captures) status = CUDA(EventRecord, ready->event, cuda_stream(stream));
   if (status != DLX_OK) {
     reject_event(device_id, ready->event);
     free(ready);
@@ -346,16 +341,13 @@ static int is_over_by(int code) {
  * event is only recorded on a stream that still works, but always on a stand-in, since a query does
  * not wait for the other streams. */
 static int is_done(use* self) {
-  int mode, code;
   if (self->event == NULL) {
-    int captures;
-    code = ask_capturing(self->stream, &captures);
+    int captures, code = ask_capturing(self->stream, &captures);
     if (code != CU_OK) return is_over_by(code);
     if (captures) return 0;
     if (!self->stands_in) {
-      mode = cuda_relax();
+      CUDA_RELAXED();
       code = cu.StreamQuery(cuda_stream(self->stream));
-      cuda_unrelax(mode);
       if (code != CU_NOT_READY) return is_over_by(code);
     }
     if (take_event(self->device, &self->event) != DLX_OK) return 0;
@@ -368,10 +360,8 @@ static int is_done(use* self) {
     }
     if (!self->stands_in) return 0;
   }
-  mode = cuda_relax();
-  code = cu.EventQuery(self->event);
-  cuda_unrelax(mode);
-  return is_over_by(code);
+  CUDA_RELAXED();
+  return is_over_by(cu.EventQuery(self->event));
 }
 
 /* cuda_lock is held. Errors: 0 = no memory. */
@@ -398,17 +388,6 @@ static int append(use* self) {
   return 1;
 }
 
-/* Wait for the users of an owner that was not queued, unless its release waits. Errors: 0 = that is
- * impossible: it is never released. */
-static int is_waited_for(use* self) {
-  if (self->waits) return 1;
-  int mode;
-  if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return 0;
-  int code = cu.EventSynchronize(self->event);
-  cuda_leave(mode);
-  return is_over_by(code);
-}
-
 void dlx_use_release(void* object) {
   use* self = object;
   if (cuda_is_child()) { /* its driver cannot be called here */
@@ -416,11 +395,9 @@ void dlx_use_release(void* object) {
     return;
   }
   release_done(0);
-  if (!dlx_cuda_loaded()) {
-    finish(self);
-    return;
-  }
-  int code = push_code(self->device), done = code != CU_OK && is_over_by(code);
+  int is_loaded = dlx_cuda_loaded(), mode;
+  int code = is_loaded ? push_code(self->device) : CU_DEINITIALIZED;
+  int done = code != CU_OK && is_over_by(code);
   if (code == CU_OK) {
     done = !self->waits && is_done(self);
     dlx_cuda_pop();
@@ -429,7 +406,13 @@ void dlx_use_release(void* object) {
     pthread_mutex_lock(&cuda_lock);
     int is_queued = append(self);
     pthread_mutex_unlock(&cuda_lock);
-    if (is_queued || !is_waited_for(self)) return;
+    if (is_queued) return;
+    if (!self->waits) { /* no memory: wait here, or else never release it */
+      if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
+      code = cu.EventSynchronize(self->event);
+      cuda_leave(mode);
+      if (!is_over_by(code)) return;
+    }
   }
   finish(self);
 }

@@ -42,8 +42,7 @@ enum {
 
 enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };
 
-/* ---- layout.c: arithmetic on one tensor; nothing is allocated ---------------------------------
- */
+/* ---- layout.c: arithmetic on one tensor ------------------------------------------------------ */
 
 /* How elements lie in memory; dimensions of extent 0 or 1 are ignored. */
 enum {
@@ -67,14 +66,12 @@ int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 int dlx_has_odd_strides(const DLTensor* tensor);
 void dlx_normalize_strides(const DLTensor* tensor, int64_t* out);
 
-/* Of a validated tensor: elements in all, bytes of them without gaps, and DLX_LAYOUT_* (0 =
- * contiguous). */
+/* Elements in all, bytes of them, and DLX_LAYOUT_* (0 = contiguous) of a validated tensor. */
 int64_t dlx_size(const DLTensor* tensor);
 int64_t dlx_nbytes(const DLTensor* tensor, uint64_t flags);
 uint32_t dlx_layout(const DLTensor* tensor);
 
-/* The byte range [low, high) of the elements of a validated tensor, counted from the first element
- * (low <= 0). */
+/* The byte range [low, high) of its elements, counted from the first one (low <= 0). */
 void dlx_extent(const DLTensor* tensor, uint64_t flags, int64_t* low, int64_t* high);
 
 /* Bytes from one element to the next; 0 if elements are packed below a byte. */
@@ -108,8 +105,7 @@ int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_rel
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
 
 /* A further managed tensor over the memory of `made` (one of ours), described by `like`; NULL = as
- * `made`, with other flags. Owns: the result holds a count on `made`. Errors: as dlx_managed_new.
- */
+ * `made`, with other flags. Owns: it counts on `made`. Errors: as dlx_managed_new. */
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out);
 
@@ -136,16 +132,14 @@ void dlx_managed_hold(DLManagedTensorVersioned* made);
 int dlx_managed_hold_sole(DLManagedTensorVersioned* made);
 
 /* Give up a tensor with no other holders whose consumer failed, by the count of dlx_managed_hold:
- * the owner is released now, unless the consumer has done so. A deleter that it calls later frees
- * the struct, and nothing else. */
+ * the owner is released now, unless the consumer has done so. A deleter call later frees the struct
+ * only. */
 void dlx_managed_abandon(DLManagedTensorVersioned* made);
 
-/* Call the deleter of a DLManagedTensorVersioned, if there is one; it is a dlx_release. Owns: gives
- * up the caller's count. */
+/* Call the deleter of a DLManagedTensorVersioned, if there is one. Owns: gives up a count. */
 void dlx_managed_release(void* managed);
 
-/* A deleter for the conformance kit: adds 1 to the uint64_t at manager_ctx, from any thread, and
- * frees nothing. */
+/* A deleter for the conformance kit: adds 1 to the uint64_t at manager_ctx, and frees nothing. */
 void dlx_count_managed(DLManagedTensorVersioned* self);
 
 /* Managed tensors made or adopted here and not yet released. */
@@ -246,8 +240,8 @@ int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, ui
 
 enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 
-/* Map the first `size` bytes of a file: to read, to write for everybody, or to write for oneself.
- * A large mapping begins where a huge page may. Owns: the caller calls dlx_unmap. Errors: NULL with
+/* Map the first `size` bytes of a file: to read, to write for everybody, or to write for oneself. A
+ * large mapping begins where a huge page may. Owns: the caller calls dlx_unmap. Errors: NULL with
  * errno. */
 void* dlx_map(int fd, int64_t size, int mode);
 void dlx_unmap(void* address, int64_t size);
@@ -269,8 +263,7 @@ int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int
 /* One sentence for a status, for the reason of an error. */
 const char* dlx_status_text(int status);
 
-/* The compiler that built this binary, with its version; and its flags, without warnings and paths.
- */
+/* The compiler of this binary, with its version; its flags, without warnings and paths. */
 const char* dlx_compiler(void);
 const char* dlx_compile_flags(void);
 

@@ -28,16 +28,14 @@ int dlx_cuda_load(void);
 int dlx_cuda_loaded(void);
 int dlx_cuda_entered(int32_t device_id);
 
-/* What went wrong in the last call of this thread that failed. Owns: valid until the next failure.
- */
+/* What failed in the last failed call of this thread. Owns: valid until the next failure. */
 const char* dlx_cuda_message(void);
 
 /* The number of devices; the name of one, cut to `room` bytes. */
 int dlx_cuda_count(int32_t* count);
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room);
 
-/* Where an address is: device, pinned or managed memory with the device's number, or host memory.
- */
+/* Where an address is: device, pinned or managed memory with its device's number, or the host. */
 int dlx_cuda_where(const void* address, DLDevice* device);
 
 /* Push a device's primary context on this thread, and pop it again; after a failure pop nothing. */
@@ -58,8 +56,7 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes);
 
 /* Dlx's own stream of a device, which waits for no other by itself and is never destroyed; the
- * first call makes it, and may wait. The second function returns 0 before that, and loads nothing.
- */
+ * first call makes it, and may wait. The second one is 0 before that. */
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
 uint64_t dlx_cuda_known_stream(int32_t device_id);
 
@@ -73,8 +70,7 @@ typedef struct dlx_ready dlx_ready;
  * `keep` keeps a stream that can die alive; without it the handle is used in this call only (or,
  * while capturing, trusted). dlx_ready_later is one for all that will be on dlx's own stream when
  * it is waited for; all of a device are alike, and dlx_ready_own_device is the device of such a
- * one, -1 for others. Owns: `out` is the caller's and releases `keep`. Errors: DLX_E_MEMORY, too.
- */
+ * one, -1 for others. Owns: `out` releases `keep`. Errors: DLX_E_MEMORY, too. */
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
                   dlx_ready** out);
 int dlx_ready_later(int32_t device_id, dlx_ready** out);
@@ -148,15 +144,13 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
 /* Open memory that another process has exported, or make some that others can open, uninitialised.
  * `size` is what the other one said, and becomes what the driver says; by a descriptor the driver
  * maps so much, or fails. Owns: the caller releases `owner` by dlx_ipc_release, which calls nothing
- * in a forked child, nor while the process ends, and keeps the descriptor. Errors: DLX_E_MEMORY,
- * too. */
+ * in a forked child, nor while the process ends, and keeps the descriptor. Errors: DLX_E_MEMORY. */
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address);
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address);
 void dlx_ipc_release(void* owner);
 
-/* Take a descriptor of another process, by pidfd_getfd. Owns: the caller owns it. Errors:
- * DLX_E_DRIVER with errno. */
+/* Take a descriptor of another process, for the caller. Errors: DLX_E_DRIVER with errno. */
 int dlx_ipc_take(int32_t pid, int32_t fd, int* taken);
 
 /* Record an event for other processes on a stream; make dlx's own stream wait for one of another

@@ -79,15 +79,12 @@ static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
     ((struct ArrowDeviceArrayStream*)held)->release = NULL;
   }
   PY_UNLOCKED()
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_read(data, &stream, why, sizeof why);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_arrow_read(data, &stream, why, sizeof why));
   if (status != DLX_E_ARROW) return check_moved(status);
   return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why"), -1;
 }
 
-/* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
- * runs Python. */
+/* Take all that one method of an object gives. Owns: the caller has the only count. */
 static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
   PyObject* given = PyObject_CallMethodNoArgs(obj, method);
   if (given == NULL) return NULL;
@@ -187,8 +184,7 @@ static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject*
   return found;
 }
 
-/* The same, once for each address in `known`: types that share children have more paths than can be
- * walked. */
+/* The same, once for each address in `known`: shared children have too many paths. */
 static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
   PyObject* address = PyLong_FromVoidPtr((void*)schema);
   PyObject* found = address ? Py_XNewRef(PyDict_GetItemWithError(known, address)) : NULL;
@@ -225,9 +221,8 @@ typedef struct {
 static int look(column* c) {
   dlx_arrow_fault fault;
   int status;
-  Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
-    status = dlx_arrow_look(c->data, c->number, &c->found, &fault);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(
+      status = dlx_arrow_look(c->data, c->number, &c->found, &fault)); /* it reads all bitmaps */
   if (status != DLX_E_ARROW) return py_check(status);
   return py_raise(status, "its Arrow data contradicts itself: %s %lld", fault.what,
                   (long long)fault.found),
@@ -273,8 +268,7 @@ static int is_gathered_on_device(const dlx_arrow_column* found) {
 }
 
 /* Copy chunks of a CUDA device into memory there, on dlx's own stream, which waits for the event of
- * each; they live until the device is done. GIL: not needed. Errors: as dlx_cuda_empty,
- * dlx_cuda_transfer. */
+ * each; they live until the device is done. Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
 static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   int32_t device_id = c->found.device.device_id;
   uint64_t stream;
@@ -306,18 +300,15 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   return status;
 }
 
-/* Make a managed tensor of a column of numbers: over its memory, or of a copy. GIL: needed,
- * released while bytes move. Errors: DLX_E_DTYPE, DLX_E_COPY = it cannot be shared; as
- * dlx_arrow_gather. */
+/* Make a managed tensor of a column of numbers: over its memory, or of a copy. Errors: DLX_E_DTYPE,
+ * DLX_E_COPY = it cannot be shared; as dlx_arrow_gather. */
 static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
   int status;
   if (!copies) return is_in_one(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
   if (!is_numbers(&c->found)) return DLX_E_DTYPE;
-  Py_BEGIN_ALLOW_THREADS
-    status = is_gathered_on_device(&c->found)
-                 ? gather_on_device(c, out)
-                 : dlx_arrow_gather(c->data, c->number, &c->found, out);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = is_gathered_on_device(&c->found)
+                              ? gather_on_device(c, out)
+                              : dlx_arrow_gather(c->data, c->number, &c->found, out));
   return status;
 }
 
@@ -353,8 +344,7 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
 
 /* ---- for the fast path: numbers of the host; all else is left to Python ---------------------- */
 
-/* Whether a column is numbers without nulls on the host, or fixed-size lists of them, and no level
- * an extension type. */
+/* Whether a column is numbers, or lists of them, on the host, and no level an extension type. */
 static int is_plain(const column* c) {
   const struct ArrowSchema* schema = dlx_arrow_schema(c->data);
   if (c->number != DLX_ARROW_WHOLE) schema = schema->children[c->number];
@@ -421,8 +411,7 @@ static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
 }
 
 /* Put the columns of a host table into a dict by their names; nothing is copied before all are
- * known. `joins`: columns that cannot be shared are copied. Errors: 0 = the Python path says why,
- * unless an exception is set. */
+ * known. `joins`: columns that cannot be shared are copied. Errors: 0, and Python says why. */
 static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   const struct ArrowSchema* schema = dlx_arrow_schema(data);
   if (!dlx_arrow_is_table(data) || dlx_arrow_is_extension(schema) || dlx_arrow_event(data))

@@ -109,8 +109,7 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   return view;
 }
 
-/* Copy host memory; with a stream device memory, on that. GIL: not needed. Errors: a status; *out
- * is NULL then. */
+/* Copy host memory, or device memory on a stream. Errors: a status, and *out is NULL. */
 static int copy(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
                 DLManagedTensorVersioned** out) {
   *out = NULL;
@@ -129,16 +128,18 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
   enum { FEW = 1 << 14 /* bytes that move in less time than the GIL takes to change hands */ };
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
-  DLManagedTensorVersioned* fresh = NULL;
-  int status = DLX_E_DEVICE;
-  if (stream || (dlx_host_readable(t->device.device_type) && dlx_nbytes(t, flags) > FEW)) {
+  DLManagedTensorVersioned* fresh;
+  if (!stream && !dlx_host_readable(t->device.device_type))
+    return (DLManagedTensorVersioned*)py_raise(DLX_E_DEVICE, NULL);
+  PyThreadState* state = NULL;
+  if (stream || dlx_nbytes(t, flags) > FEW) {
     dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
-    Py_BEGIN_ALLOW_THREADS
-      status = copy(t, flags, keep_order, stream, &fresh);
-    Py_END_ALLOW_THREADS
+    state = PyEval_SaveThread();
+  }
+  int status = copy(t, flags, keep_order, stream, &fresh);
+  if (state) {
+    PyEval_RestoreThread(state);
     py_managed_release(from);
-  } else if (dlx_host_readable(t->device.device_type)) {
-    status = copy(t, flags, keep_order, 0, &fresh);
   }
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
@@ -156,19 +157,6 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   return m ? py_tensor_wrap(m) : NULL;
 }
 
-/* Owns: the list keeps the tensors. */
-static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
-  DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
-  if (rows == NULL) return (DLManagedTensorVersioned**)PyErr_NoMemory();
-  for (Py_ssize_t i = 0; i < n; i++) {
-    if ((rows[i] = py_tensor_managed(PyList_GET_ITEM(tensors, i))) == NULL) {
-      PyMem_Free(rows);
-      return NULL;
-    }
-  }
-  return rows;
-}
-
 /* Whether tensors stack: on one device, of any number if the host reads them. */
 static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
@@ -180,8 +168,7 @@ static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVer
          (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
 }
 
-/* Fresh memory for n tensors like `row`, one after another, unless a consumer (or NULL) does not
- * take it. Errors: a status. */
+/* Fresh memory for n tensors like `row`, if a consumer (or NULL) takes it. Errors: a status. */
 static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
                       const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
   int64_t shape[DLX_MAX_NDIM + 1] = {n};
@@ -228,13 +215,13 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   const dlx_capabilities* consumer = nargs == 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
   if (consumer == NULL && PyErr_Occurred()) return NULL;
   Py_ssize_t n = PyList_GET_SIZE(tensors);
-  DLManagedTensorVersioned *whole = NULL, **rows = managed_of(tensors, n);
-  if (rows == NULL) return NULL;
-  for (Py_ssize_t i = 1; i < n; i++) {
-    if (!same_kind(rows[0], rows[i])) {
-      PyMem_Free(rows);
-      return PyLong_FromSsize_t(i);
-    }
+  DLManagedTensorVersioned *whole = NULL, **rows = PyMem_New(DLManagedTensorVersioned*, n);
+  if (rows == NULL) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < n; i++) {
+    rows[i] = py_tensor_managed(PyList_GET_ITEM(tensors, i)); /* the list keeps it */
+    if (rows[i] && same_kind(rows[0], rows[i])) continue;
+    PyMem_Free(rows);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
   }
   int status;
   Py_BEGIN_ALLOW_THREADS
@@ -255,9 +242,7 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   uint64_t flags = ~from->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   int status = dlx_managed_empty(&from->dl_tensor, flags, 0, &made);
   if (status != DLX_OK) return py_raise(status, NULL);
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags));
   if (status == DLX_OK) return py_tensor_wrap(made);
   dlx_managed_release(made);
   return py_raise(status, NULL);
@@ -299,8 +284,7 @@ static void release_adopted(void* owner) {
   free(self);
 }
 
-/* Owns: `out` owes the deleter (unless borrowed) and a reference to `keep`. Errors: a status, and
- * the struct was only read. */
+/* Owns: `out` owes the deleter (unless borrowed) and a reference to `keep`. Errors: a status. */
 static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
                  DLManagedTensorVersioned** out) {
   adopted* self = dlx_allocate(sizeof *self);
@@ -362,9 +346,7 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
   }
   DLManagedTensorVersioned* made;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(like, 0, 0, &made);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_managed_empty(like, 0, 0, &made));
   return py_tensor_result(status, made);
 }
 

@@ -27,21 +27,17 @@ static void destroy_legacy(PyObject* capsule) {
   py_pending_restore(pending);
 }
 
+static const PyCapsule_Destructor destroy[] = {destroy_versioned, destroy_legacy};
+
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
-  PyObject* capsule;
-  if (!legacy) {
-    capsule = PyCapsule_New(made, fresh_name[VERSIONED], destroy_versioned);
-    if (capsule == NULL) dlx_managed_release(made);
-    return capsule;
-  }
-  DLManagedTensor* shell;
-  int status = dlx_legacy_export(made, &shell);
+  void* content = made;
+  int status = legacy ? dlx_legacy_export(made, (DLManagedTensor**)&content) : DLX_OK;
   if (status != DLX_OK) {
     dlx_managed_release(made);
     return py_raise(status, NULL);
   }
-  capsule = PyCapsule_New(shell, fresh_name[LEGACY], destroy_legacy);
-  if (capsule == NULL) dlx_legacy_release(shell);
+  PyObject* capsule = PyCapsule_New(content, fresh_name[legacy], destroy[legacy]);
+  if (capsule == NULL) legacy ? dlx_legacy_release(content) : dlx_managed_release(content);
   return capsule;
 }
 
@@ -87,8 +83,7 @@ static PyObject* refuse(int status, PyObject* capsule, int legacy) {
  * claimed and restored again and again would hold a longer chain each time. Owns: the caller gets
  * the capsule's count. Errors: NULL = it must be wrapped. */
 static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
-  if (PyCapsule_GetDestructor(capsule) != (legacy ? destroy_legacy : destroy_versioned))
-    return NULL;
+  if (PyCapsule_GetDestructor(capsule) != destroy[legacy]) return NULL;
   void* content = PyCapsule_GetPointer(capsule, fresh_name[legacy]);
   DLManagedTensorVersioned* made = NULL;
   if (legacy)
@@ -199,8 +194,7 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
 
 /* Other threads may read the tensor, so it goes on owning what the producer made, and the capsule
  * gets a count on it. The producer's destructor might take the pointer for its own kind: ours
- * replaces it, and it runs now, as for any used capsule. It may run Python, which may restore or
- * claim the capsule. */
+ * replaces it, and it runs now, as for any used capsule. It may run Python that claims it. */
 PY_DOC(capsule_restore,
        "Undo capsule_claim: give the capsule its name back, and a count on the tensor. Return "
        "whether that was possible.");
@@ -216,9 +210,8 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
   if (made != claimed && dlx_managed_owner(made, NULL) != claimed) Py_RETURN_FALSE;
   dlx_managed_hold(made);
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
-  PyCapsule_Destructor own = legacy ? destroy_legacy : destroy_versioned;
-  PyCapsule_SetDestructor(capsule, own);
-  if (foreign && foreign != own) {
+  PyCapsule_SetDestructor(capsule, destroy[legacy]);
+  if (foreign && foreign != destroy[legacy]) {
     py_pending pending = py_pending_save();
     foreign(capsule);
     py_pending_restore(pending);

@@ -38,11 +38,7 @@ static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) 
 int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   int status = DLX_OK;
   *stream = dlx_cuda_known_stream(device_id);
-  if (*stream == 0) {
-    Py_BEGIN_ALLOW_THREADS
-      status = dlx_cuda_work_stream(device_id, stream);
-    Py_END_ALLOW_THREADS
-  }
+  if (*stream == 0) PY_WITHOUT_GIL(status = dlx_cuda_work_stream(device_id, stream));
   return py_check(status);
 }
 
@@ -50,16 +46,11 @@ DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int
                                              uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
-  int status;
-  if (dlx_cuda_entered(device_id)) {
-    status =
-        dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
-  } else {
-    Py_BEGIN_ALLOW_THREADS /* the first time makes the context */
-      status =
-          dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
-    Py_END_ALLOW_THREADS
-  }
+  /* The first time makes the context. */
+  PyThreadState* state = dlx_cuda_entered(device_id) ? NULL : PyEval_SaveThread();
+  int status =
+      dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
+  if (state) PyEval_RestoreThread(state);
   if (status == DLX_OK) {
     status = dlx_managed_new(&made->dl_tensor, made->flags, use, dlx_use_release, &used);
     if (status == DLX_OK) return used;
@@ -74,9 +65,7 @@ DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int
 int py_cuda_can_order(void) {
   int status = DLX_OK;
   if (dlx_cuda_loaded()) return 1;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_cuda_load();
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_cuda_load());
   return status == DLX_OK;
 }
 
@@ -225,9 +214,7 @@ static PyObject* ready_new(PyObject* module, PyObject* args) {
   dlx_ready* ready = NULL;
   if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
   PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready));
   if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
   Py_XDECREF(kept);
   return py_raise(status, NULL);
@@ -281,9 +268,8 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   if (m == NULL) return NULL;
   int status;
   dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(
+      status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made));
   py_managed_release(m);
   PyObject* tensor = py_tensor_result(status, made);
   if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
@@ -302,9 +288,8 @@ static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
   if (to == NULL) return NULL;
   dlx_managed_hold(from); /* another thread may drop the last reference to either */
   dlx_managed_hold(to);
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, to->flags, stream, wait);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status =
+                     dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, to->flags, stream, wait));
   py_managed_release(to);
   py_managed_release(from);
   if (py_check(status) < 0) return NULL;

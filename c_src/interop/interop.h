@@ -37,8 +37,7 @@ static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
 int py_read_device(PyObject* pair, DLDevice* out);
 
 /* A writable copy in fresh host memory, the order of dimensions kept if asked; of device memory on
- * a stream, 0 = of host memory. The GIL is released while bytes move. Owns: the caller owns the
- * result. */
+ * a stream, 0 = of host memory. The GIL is released. Owns: the caller owns it. */
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
                                           uint64_t stream);
 
@@ -72,16 +71,14 @@ int py_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
 /* ---- interop/tables.c ----------------------------------------------------------------------- */
 
-/* The table of our major version behind a capsule (or, if it may be one, a number), or NULL. Owns:
- * borrowed, static. Errors: none. */
+/* The static table of our major version in a capsule (or a number), or NULL. Errors: none. */
 const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);
 
 /* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
  * borrowed, static. Errors: NULL with an exception that py_error_forget leaves. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
-/* Export an array by the managed slot of a table that has one. May run Python. Owns: *out owes the
- * foreign deleter. */
+/* Export an array by the managed slot of a table. Owns: *out owes the foreign deleter. */
 int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
                         DLManagedTensorVersioned** out);
 

@@ -36,8 +36,7 @@ static int memory_of(PyObject* const* args, memory* m) {
   return -1;
 }
 
-/* Make the tensor that the first of `left` bytes describe, and count those bytes. Owns: the result
- * holds the memory's owner. */
+/* Make the tensor that the first of `left` bytes describe, and count those bytes. */
 static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize_t left,
                                              Py_ssize_t* used) {
   numbers n;
@@ -104,8 +103,7 @@ static int make_all(const memory* m, tensors* all) {
   return -1;
 }
 
-/* Owns: takes both, and returns the list. Errors: NULL with an exception, also if `array` is NULL.
- */
+/* Owns: takes both, and returns the list. Errors: NULL, also if `array` is NULL. */
 static PyObject* with(PyObject* list, PyObject* array) {
   if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
   Py_XDECREF(array);

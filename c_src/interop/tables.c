@@ -1,5 +1,4 @@
-/* Exchange tables of others. A missing one is never remembered: a library may add it after import.
- */
+/* Exchange tables of others. A missing one is not remembered: it may be added after import. */
 
 #include "interop.h"
 

@@ -35,8 +35,7 @@ static int is_plain_key(PyObject* key) {
   return PyLong_AsLongLongAndOverflow(key, &overflow) >= 0; /* not counted from the end */
 }
 
-/* Whether results become part of a graph of the target: they are neither kept nor used again.
- * Errors: 1 with an exception. */
+/* Whether results become part of a graph: they are not kept. Errors: 1 with an exception. */
 static inline int is_tracing(const SlotsObject* view) {
   PyObject* ask = view->is_tracing;
   if (ask == NULL || ask == Py_None) return 0;
@@ -99,8 +98,7 @@ PyObject* py_view_name(PyObject* element, PyObject* identity) {
   return name;
 }
 
-/* The result of an element that is wrapped again on each access. Errors: NULL; an exception may be
- * set. */
+/* The result of an element that is wrapped again on each access, or NULL. */
 static PyObject* owned_result(PyObject* fast, PyObject* name) {
   PyObject* owned = PyTuple_GET_ITEM(fast, 8);
   PyObject* ref = PyDict_CheckExact(owned) ? py_dict_get(owned, name) : NULL;
@@ -109,8 +107,7 @@ static PyObject* owned_result(PyObject* fast, PyObject* name) {
   return result;
 }
 
-/* Note a result in its slot, and the slot under the element's name. Errors: 0 = an exception is
- * set, or another thread was here. */
+/* Note a result in its slot, and the slot under a name. Errors: 0, also if another thread did. */
 static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, PyObject* element,
                 PyObject* result) {
   PyObject *slot = PyTuple_Pack(2, element, result), *where = NULL;
@@ -135,8 +132,7 @@ static PyObject* fast_of(SlotsObject* view) {
 }
 
 /* Convert an element without a slot by its pair, and note it. Errors: NULL = Python must do it: the
- * element is known already, has no pair, fails, or another thread was here; an exception may be
- * set. */
+ * element is known already, has no pair, fails, or another thread was here. */
 static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
   if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
   if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
