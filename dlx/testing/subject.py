@@ -223,11 +223,6 @@ class Subject:
             address, shape, dtype = self.describe(array)
         return address, shape, dtype, taken.elements() if self.read is None else self.read(array)
 
-    def may_write(self, array: Any) -> bool:
-        """Return whether an array says that it is writable."""
-        writable = self.writable or (lambda array: not self.versioned(array).readonly)
-        return not self.immutable and writable(array)
-
     def holds(self, array: Any, source: Source) -> None:
         """Raise `Broken` unless an array has the source's shape, dtype and bits."""
         _, shape, dtype, data = self.seen(array)
