@@ -127,6 +127,8 @@ def nbytes_of(entries: Iterable[Any]) -> int | None:
 
 # ---- tables of many arrays -------------------------------------------------------------------------------------------
 
+Cells = Callable[[Fold], Sequence[Cell]]
+
 
 def folds(entries: Sequence[Entry], *, everything: bool, least: int = MANY + 1) -> list[Fold]:
     """Return the rows to show: folded if there are many entries, else one for each."""
@@ -135,14 +137,7 @@ def folds(entries: Sequence[Entry], *, everything: bool, least: int = MANY + 1) 
     return fold(entries)
 
 
-def show_arrays(
-    found: Sequence[Fold],
-    columns: Sequence[str],
-    cells: Callable[[Fold], Sequence[Cell]],
-    screen: Screen,
-    *,
-    everything: bool,
-) -> None:
+def show_arrays(found: list[Fold], columns: list[str], cells: Cells, screen: Screen, *, everything: bool) -> None:
     """Print a row for each fold; `cells` gives its columns after name and count."""
 
     def summed(few: Sequence[Fold]) -> list[Cell]:

@@ -69,10 +69,8 @@ class Subject:
         ``make(data, dtype, shape)``: an array with these row-major bytes, made without DLPack.
     from_dlpack
         Its consumer: ``from_dlpack(producer)``.
-    takes_capsules
-        Whether `from_dlpack` takes a raw capsule as well.
-    takes_copy
-        Whether it knows ``copy=``.
+    takes_capsules, takes_copy
+        Whether `from_dlpack` takes a raw capsule as well, and whether it knows ``copy=``.
     views
         Views that change the layout of a 4 by 6 array: names of `VIEWS` -> function of the array.
     readonly
