@@ -1,15 +1,23 @@
-"""What a source holds: one entry per array, folded and summed up if there are many."""
+"""What a source holds: one entry per array; tables of many, folded by their names and summed up."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import DType
+from dlx._support.screen import Cell, Screen
+from dlx._support.text import amount
 from dlx.errors import DlxError
+
+MANY = 24  # with more entries names are folded
+MAX_SHOWN = 60  # rows
+
+_REPEATED = re.compile(r".*#['\"]?\]?\.?")  # up to the last number that differs: model.layers.#.
 
 
 class BadInput(Exception):
@@ -115,3 +123,62 @@ def nbytes_of(entries: Iterable[Any]) -> int | None:
     """Return the sum of ``.nbytes``; None if one is None."""
     sizes = [entry.nbytes for entry in entries]
     return None if None in sizes else sum(sizes)
+
+
+# ---- tables of many arrays -------------------------------------------------------------------------------------------
+
+Cells = Callable[[Fold], Sequence[Cell]]
+
+
+def folds(entries: Sequence[Entry], *, everything: bool, least: int = MANY + 1) -> list[Fold]:
+    """Return the rows to show: folded if there are many entries, else one for each."""
+    if everything or len(entries) < least:
+        return [Fold(entry.path, (entry,)) for entry in entries]
+    return fold(entries)
+
+
+def show_arrays(found: list[Fold], columns: list[str], cells: Cells, screen: Screen, *, everything: bool) -> None:
+    """Print a row for each fold; `cells` gives its columns after name and count."""
+
+    def summed(few: Sequence[Fold]) -> list[Cell]:
+        size = amount(nbytes_of(few))
+        return [size if column == ">bytes" else "" for column in columns]
+
+    rows = list(_rows(found))
+    shown = rows if everything else rows[:MAX_SHOWN]
+    table = [[name, count, *(cells(few[0]) if len(few) == 1 else summed(few))] for name, count, few in shown]
+    screen.table(["/name", ">count", *columns], table)
+    hidden = sum(len(few) == 1 for _, _, few in rows[len(shown) :])
+    if hidden:
+        screen.line((f"… {hidden:,} more rows: --all shows them", "quiet"))
+
+
+def show_sums(entries: Iterable[Entry], screen: Screen) -> None:
+    """Print the number of arrays and bytes of each dtype on each device."""
+    found = totals(entries)
+    rows: list[list[Cell]] = [[dtype, device, f"{count:,}", amount(size)] for dtype, device, count, size in found]
+    if len(rows) > 1:
+        known = [size for *_, size in found if size is not None]
+        size = f"{'> ' if len(known) < len(found) else ''}{amount(sum(known))}" if known else "?"
+        rows.append([("total", "name"), "", f"{sum(count for *_, count, _ in found):,}", (size, "name")])
+    screen.table(["dtype", "device", ">arrays", ">bytes"], rows)
+
+
+def _rows(found: Iterable[Fold]) -> Iterator[tuple[str, str, list[Fold]]]:
+    """Give (name, count, folds) of each line: one fold, or the several below it whose names begin alike."""
+    for (part, times), group in itertools.groupby(found, key=_common_part):
+        together = list(group)
+        if part and len(together) > 1:
+            yield part, f"×{times:,}", together
+            yield from ((f"  {each.path[len(part) :]}", "", [each]) for each in together)
+            continue
+        for each in together:
+            yield each.path or "(root)", f"×{len(each.entries):,}" if len(each.entries) > 1 else "", [each]
+
+
+def _common_part(each: Fold) -> tuple[str, int]:
+    """Return the part of a fold's name that repeats, and how often; empty if no name is left behind it."""
+    match = _REPEATED.match(each.path) if len(each.entries) > 1 else None
+    if match is None or match.end() == len(each.path):
+        return "", 0
+    return match[0], len(each.entries)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dlx import errors
 from dlx._api.convert import plan
 from dlx._api.describe import describe
 from dlx._core import native
@@ -45,17 +46,7 @@ from dlx._support.text import one_line
 from dlx._views.base import View
 from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.ctypes import DLManagedTensorVersioned
-from dlx.errors import (
-    AdapterNotFoundError,
-    Attribute,
-    ConversionError,
-    DlxError,
-    DTypeError,
-    FileError,
-    FrameworkNotInstalledError,
-    path_text,
-    sentences,
-)
+from dlx.errors import DlxError, FileError, path_text, sentences
 from dlx.typing import Readonly
 
 _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
@@ -75,7 +66,7 @@ def open_sources(
     only listed.
     """
     sources: list[Source] = []
-    errors: list[BadInput | DlxError] = []
+    failed: list[BadInput | DlxError] = []
     for word in words:
         try:
             for name in _names(word):
@@ -83,12 +74,12 @@ def open_sources(
                     with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
                         sources.append(_open_source(path, screen, "-" if name == "-" else "", readonly))
                 except (BadInput, DlxError) as error:
-                    errors.append(error)
+                    failed.append(error)
         except BadInput as error:
-            errors.append(error)
-    if len(errors) == 1 and not sources:
-        raise errors[0]
-    return sources, errors
+            failed.append(error)
+    if len(failed) == 1 and not sources:
+        raise failed[0]
+    return sources, failed
 
 
 def _names(word: str) -> Iterator[str]:
@@ -160,7 +151,7 @@ def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | No
         raise BadInput(f"there is no such file, and {reason}")
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
-    except (FileError, FrameworkNotInstalledError) as error:
+    except (FileError, errors.FrameworkNotInstalledError) as error:
         raise BadInput(f"{shown}: {sentences(error.reason, error.fix)}") from error.__cause__
     except OSError as error:
         raise BadInput(f"{shown}: {error.strerror or error}") from error
@@ -213,7 +204,7 @@ def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
 def _abstract(name: str, match: re.Match[str]) -> Source:
     try:
         dtype = DType(match["dtype"])
-    except DTypeError as error:
+    except errors.DTypeError as error:
         raise BadInput(str(error)) from error
     words = [each.strip() for each in match["shape"].split(",")]
     words = words if words[-1] else words[:-1]  # float32[] and float32[3,]
@@ -349,7 +340,7 @@ def _instead(module: str, path: str, attribute: str) -> str:
 
 def dotted(path: tuple[Any, ...]) -> str:
     """Return a path in a file, or in a state dict, without Python's brackets around names."""
-    steps = [f".{one_line(key)}" if type(key) in (str, Attribute) else path_text((key,), "") for key in path]
+    steps = [f".{one_line(key)}" if type(key) in (str, errors.Attribute) else path_text((key,), "") for key in path]
     return "".join(steps).removeprefix(".")
 
 
@@ -387,9 +378,9 @@ def _entry(path: str, obj: Any) -> Entry | None:
     """Describe an object; None if it is no array."""
     try:
         info = describe(obj)
-    except AdapterNotFoundError:
+    except errors.AdapterNotFoundError:
         return None
-    except ConversionError as error:
+    except errors.ConversionError as error:
         return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
     device = "?" if info.device is None else str(info.device)
     known = info.shape is not None and (info.dtype is not None or info.nbytes)

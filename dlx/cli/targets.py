@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from dlx._core.types import HOST
 from dlx._engine.plan import Plan, Step
 from dlx._protocols.pointer import empty
 from dlx._registry.listing import adapters
+from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
+from dlx._support.text import amount
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
@@ -134,3 +137,16 @@ def _abstract(entry: Entry) -> Any:
     """Return a compact, aligned tensor whose memory must not be read."""
     assert entry.dtype is not None and entry.shape is not None
     return over_memory(_ALIGNED, entry.shape, None, entry.dtype, HOST, owner=None)
+
+
+def show(found: Sequence[Outcome], screen: Screen) -> None:
+    """Print the outcome of one array for each target; a long reason is written once."""
+    rows: list[list[Cell]] = []
+    firsts: dict[str, str] = {}
+    for each in found:
+        why = each.shown()
+        first = firsts.setdefault(why, each.target)
+        again = first != each.target and len(why) > SHORT
+        copied = amount(each.nbytes) if each.nbytes != 0 else ""
+        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, f"as for {first}" if again else why])
+    screen.table(["to", "outcome", ">bytes copied", "why"], rows)

@@ -62,14 +62,6 @@ def _through_numpy(out: Callable[[Any], Any], back: Callable[[Any], Any]) -> dic
 def _numpy() -> Subject:
     import numpy as np
 
-    def readonly(array: Any) -> Any:
-        view = array.view()
-        view.flags.writeable = False
-        return view
-
-    def reshape(array: Any) -> None:
-        array.shape = (array.size, 1)
-
     return Subject(
         "numpy", package="numpy", adapter="numpy",
         dtypes=(*_PLAIN, *_COMPLEX),  # all that it exports
@@ -79,7 +71,7 @@ def _numpy() -> Subject:
             "overlapping": lambda a: np.lib.stride_tricks.as_strided(a, (4, 3), (4, 4)),
             "no dimension": lambda a: a[1, 2, ...],
         },
-        readonly=readonly, writable=lambda a: bool(a.flags.writeable),
+        readonly=lambda a: np.broadcast_to(a, a.shape), writable=lambda a: bool(a.flags.writeable),
         read=lambda a: a.tobytes(), describe=lambda a: (a.ctypes.data, a.shape, a.dtype.name),
         unfit={
             "masked": lambda: np.ma.masked_array([1.0, 2.0], [False, True]),
@@ -91,7 +83,7 @@ def _numpy() -> Subject:
             "odd strides": lambda: np.zeros(4, "i1,f4")["f1"],
             "longdouble": lambda: np.zeros(3, np.longdouble),
         },
-        reshape=reshape,
+        reshape=lambda a: setattr(a, "shape", (a.size, 1)),
         words={
             "imports": "import numpy as np", "take": "np.from_dlpack", "array": "np.arange(4, dtype='f4')",
             "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "write": "result.fill(0)",
@@ -215,22 +207,20 @@ def _tvm_ffi() -> Subject:
 
 @library("pyarrow")
 def _pyarrow() -> Subject:
+    import numpy as np
+
     pa: Any = importlib.import_module("pyarrow")
 
     def describe(tensor: Any) -> tuple[int, tuple[int, ...], str]:
         view = tensor.to_numpy()
         return view.ctypes.data, tuple(tensor.shape), view.dtype.name
 
-    def readonly(tensor: Any) -> Any:
-        copy = tensor.to_numpy().copy()
-        copy.flags.writeable = False
-        return pa.Tensor.from_numpy(copy)
-
     return Subject(
         "pyarrow", package="pyarrow", adapter="pyarrow", dtypes=_without("bool"),
         make=lambda *given: pa.Tensor.from_numpy(_host_array(*given)),
         from_dlpack=pa.Tensor.from_dlpack, takes_copy=True,
-        readonly=readonly, write=lambda tensor: tensor.to_numpy().fill(0),
+        readonly=lambda tensor: pa.Tensor.from_numpy(np.broadcast_to(tensor.to_numpy(), tensor.shape)),
+        write=lambda tensor: tensor.to_numpy().fill(0),
         views=_through_numpy(lambda tensor: tensor.to_numpy(), pa.Tensor.from_numpy),
         read=lambda tensor: tensor.to_numpy().tobytes(), describe=describe,
         words={

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._support.module import set_module
-from dlx.testing.check import CHECKS, KINDS, Verdict, declared, excepting, of_kinds
+from dlx.testing.check import KINDS, Check, Verdict, declared, excepting, of_kinds
 from dlx.testing.runner import run
 from dlx.testing.subject import Subject, find
 
@@ -42,17 +44,18 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
     class Promise(pytest.Item):
         """One promise of one subject."""
 
-        verdicts: Verdicts
-        check: str
+        subject: Subject
+        check: Check
+        verdicts: Callable[[str], dict[str, Verdict]]
 
         def runtest(self) -> None:
-            verdict = self.verdicts[self.check]
+            verdict = self.verdicts(self.check.name if self.check.alone else "")[self.check.name]
             if verdict.status == "n/a":
                 pytest.skip(verdict.seen)
             if verdict.status == "excepted":
                 pytest.xfail(verdict.reason)
             if verdict.status != "keeps":
-                raise Failed(CHECKS[self.check].explain(self.verdicts.subject, verdict))
+                raise Failed(self.check.explain(self.subject, verdict))
 
         def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
             return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo)
@@ -66,24 +69,16 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
             subject = excepting(find(spec), declared(config.option.dlx_except))
         except (LookupError, ImportError, ValueError) as error:
             raise pytest.UsageError(f"--dlx-adapter={spec}: {error}") from error
-        verdicts = Verdicts(subject, kinds)
-        for check in of_kinds(subject, kinds):
+        checks = of_kinds(subject, kinds)
+        verdicts = functools.cache(functools.partial(_run, subject, checks))
+        for check in checks:
             name = f"{subject.name}::{check.name}"
             item = Promise.from_parent(session, name=name, nodeid=name)
-            item.verdicts, item.check = verdicts, check.name
+            item.subject, item.check, item.verdicts = subject, check, verdicts
             items.append(item)
 
 
-class Verdicts:
-    """The verdicts on one subject, one by one; the checks that share a process run at the first."""
-
-    def __init__(self, subject: Subject, kinds: tuple[str, ...]) -> None:
-        self.subject, self.kinds = subject, kinds
-        self.known: dict[str, Verdict] = {}
-
-    def __getitem__(self, name: str) -> Verdict:
-        if name not in self.known:
-            together = [each for each in of_kinds(self.subject, self.kinds) if not each.alone]
-            checks = [CHECKS[name]] if CHECKS[name].alone else together
-            self.known |= {verdict.check: verdict for verdict in run(self.subject, checks)}
-        return self.known[name]
+def _run(subject: Subject, checks: Sequence[Check], name: str) -> dict[str, Verdict]:
+    """Run the check of a name, which is alone, or without a name those that share a process."""
+    wanted = [each for each in checks if (each.name == name if name else not each.alone)]
+    return {verdict.check: verdict for verdict in run(subject, wanted)}

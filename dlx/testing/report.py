@@ -37,20 +37,10 @@ class Grades:
     verdicts: tuple[Verdict, ...] = ()
 
     @property
-    def title(self) -> str:
-        """Its name and version."""
-        return f"{self.subject.name} {self.version}".strip()
-
-    @property
     def status(self) -> int:
         """Exit status: 0 all kept, 1 something is broken, 2 the kit failed."""
         found = {verdict.status for verdict in self.verdicts}
         return 2 if "error" in found else int("breaks" in found)
-
-    def counted(self) -> str:
-        """Return the number of promises of each status, as text."""
-        counts = Counter(verdict.status for verdict in self.verdicts)
-        return ", ".join(f"{counts[status]} {status}" for status in MARKS if counts[status])
 
 
 def ordered(names: Container[str]) -> list[Check]:
@@ -63,7 +53,9 @@ def as_text(grades: Grades, screen: Screen) -> None:
     """Print each promise, then the code that shows each fault."""
     verdicts = {verdict.check: verdict for verdict in grades.verdicts}
     found = [(check, verdicts[check.name]) for check in ordered(verdicts)]
-    screen.heading(f"{grades.title}: {grades.counted()}")
+    counts = Counter(verdict.status for verdict in grades.verdicts)
+    counted = ", ".join(f"{counts[status]} {status}" for status in MARKS if counts[status])
+    screen.heading(f"{f'{grades.subject.name} {grades.version}'.strip()}: {counted}")
     rows: list[list[Cell]] = []
     for check, verdict in found:
         mark = (MARKS[verdict.status], _STYLES[verdict.status])

@@ -69,10 +69,8 @@ class Subject:
         ``make(data, dtype, shape)``: an array with these row-major bytes, made without DLPack.
     from_dlpack
         Its consumer: ``from_dlpack(producer)``.
-    takes_capsules
-        Whether `from_dlpack` takes a raw capsule as well.
-    takes_copy
-        Whether it knows ``copy=``.
+    takes_capsules, takes_copy
+        Whether `from_dlpack` takes a raw capsule as well, and whether it knows ``copy=``.
     views
         Views that change the layout of a 4 by 6 array: names of `VIEWS` -> function of the array.
     readonly
@@ -222,11 +220,6 @@ class Subject:
         if self.describe is not None:
             address, shape, dtype = self.describe(array)
         return address, shape, dtype, taken.elements() if self.read is None else self.read(array)
-
-    def may_write(self, array: Any) -> bool:
-        """Return whether an array says that it is writable."""
-        writable = self.writable or (lambda array: not self.versioned(array).readonly)
-        return not self.immutable and writable(array)
 
     def holds(self, array: Any, source: Source) -> None:
         """Raise `Broken` unless an array has the source's shape, dtype and bits."""

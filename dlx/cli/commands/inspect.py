@@ -8,8 +8,8 @@ from typing import Any
 
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import tables, targets
-from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of, totals
+from dlx.cli import targets
+from dlx.cli.model import Entry, Fold, Source, counted, extents, folds, nbytes_of, show_arrays, show_sums, totals
 from dlx.cli.sources import capsule_facts, open_sources
 from dlx.cli.targets import Outcome
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.heading("in all", counted(len(sources), "source"))
-        tables.sums(everything, screen)
+        show_sums(everything, screen)
     sums = [dict(zip(("dtype", "device", "arrays", "bytes"), row, strict=True)) for row in totals(everything)]
     screen.document({"sources": documents, "totals": sums}, errors)
     return 2 if errors else 0
@@ -70,7 +70,7 @@ def _one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any
         outcomes = [targets.outcome(entry, name) for name in names]
     if outcomes:
         screen.line("")
-        tables.outcomes(outcomes, screen)
+        targets.show(outcomes, screen)
     own = {"capsule": capsule} if entry.info is not None else {}
     return [_document(entry) | own | {"targets": [each.document() for each in outcomes]}]
 
@@ -136,10 +136,10 @@ def _many(source: Source, names: list[str], everything: bool, screen: Screen) ->
     entries = source.entries
     size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
     screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
-    folds = tables.folds(entries, everything=everything)
-    tables.arrays(folds, ["dtype", "shape", ">bytes", "note"], _cells, screen, everything=everything)
+    shown = folds(entries, everything=everything)
+    show_arrays(shown, ["dtype", "shape", ">bytes", "note"], _cells, screen, everything=everything)
     screen.line("")
-    tables.sums(entries, screen)
+    show_sums(entries, screen)
     if source.notes or source.metadata:
         screen.line("")
     for note in source.notes:
@@ -156,7 +156,7 @@ def _many(source: Source, names: list[str], everything: bool, screen: Screen) ->
         for document, outcomes in zip(documents, planned, strict=screen.as_json):
             document["targets"] = [each.document() for each in outcomes]
         screen.line("")
-        _show_sums(list(zip(*planned, strict=True)), screen)
+        _show_outcomes(list(zip(*planned, strict=True)), screen)
     return documents
 
 
@@ -168,7 +168,7 @@ def _cells(fold: Fold) -> list[Cell]:
     return [entry.shown_dtype, extents(entry.shape), amount(fold.nbytes), note]
 
 
-def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
+def _show_outcomes(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     """Print the outcomes for each target, and the most frequent reasons."""
     rows: list[list[Cell]] = []
     reasons: dict[tuple[str, str], list[str]] = {}

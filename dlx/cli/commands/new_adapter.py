@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "load": FROM_DLPACK.format(package=package) if loads else NO_FROM_DLPACK,
     }
     module = facts["module"]
-    files = {"pyproject.toml": "pyproject", f"{module}.py": "adapter", f"tests/test_{module}.py": "tests"}
+    test = "/".join(("tests", f"test_{module}.py"))
+    files = {"pyproject.toml": "pyproject", f"{module}.py": "adapter", test: "tests"}
     try:
         (folder / "tests").mkdir(parents=True)
     except OSError as error:

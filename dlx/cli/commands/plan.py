@@ -9,7 +9,7 @@ from typing import Any
 from dlx._core.types import Device
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import tables, targets
+from dlx.cli import model, targets
 from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
 from dlx.cli.sources import open_sources
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         about = ", ".join(filter(None, (_about(source), _given(arguments))))
         if source.is_one and len(names) > 1:
             screen.heading(source.name, about)
-            tables.outcomes([planned[0] for planned in plans.values()], screen)
+            targets.show([planned[0] for planned in plans.values()], screen)
         else:
             for name, planned in plans.items():
                 screen.heading(f"{source.name} → {name}", about)
@@ -102,13 +102,13 @@ def _show_many(entries: Sequence[Entry], planned: Sequence[Outcome], everything:
     apart: dict[tuple[str, str], list[Entry]] = {}  # entries with the same outcome are folded together
     for entry, each in zip(entries, planned, strict=True):
         apart.setdefault((each.outcome, each.shown()), []).append(entry)
-    each_alone = everything or len(entries) <= tables.MANY
-    folds = [fold for group in apart.values() for fold in tables.folds(group, everything=each_alone, least=1)]
+    each_alone = everything or len(entries) <= model.MANY
+    shown = [fold for group in apart.values() for fold in model.folds(group, everything=each_alone, least=1)]
     at = {id(entry): number for number, entry in enumerate(entries)}
-    folds.sort(key=lambda fold: at[id(fold.entries[0])])
-    tables.arrays(folds, ["dtype", "shape", "outcome"], cells, screen, everything=everything)
+    shown.sort(key=lambda fold: at[id(fold.entries[0])])
+    model.show_arrays(shown, ["dtype", "shape", "outcome"], cells, screen, everything=everything)
     screen.line("")
-    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: tables.MAX_SHOWN], 1)])
+    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: model.MAX_SHOWN], 1)])
     if reasons:
         screen.line("")
     nbytes = nbytes_of(planned)

@@ -181,7 +181,10 @@ def _write(lib: Subject, result: Any, source: Source) -> bool:
     if lib.write is not None:
         _, error = attempt(lib.write, result)
         return error is None and source.elements() != before
-    return lib.may_write(result) and lib.seen(result)[0] == source.address
+    if lib.immutable:
+        return False
+    writable = not lib.versioned(result).readonly if lib.writable is None else lib.writable(result)
+    return writable and lib.seen(result)[0] == source.address
 
 
 @check("consumer", "read-only", "wrong", see="dlpack.h 1.0: writing is undefined behaviour")
