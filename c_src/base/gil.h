@@ -16,7 +16,8 @@ static inline int py_holds_gil(void) {
 #else
   /* Before 3.12 "the current thread state" is that of whichever thread holds the GIL. */
   const PyThreadState* current = _PyThreadState_UncheckedGet();
-  if (current == NULL) return 0; /* as where torch releases what it had: the cheaper question first */
+  if (current == NULL)
+    return 0; /* as where torch releases what it had: the cheaper question first */
   const PyThreadState* own = PyGILState_GetThisThreadState();
   if (own == NULL) return 0; /* a thread that Python has never seen */
   if (current == own) return 1;

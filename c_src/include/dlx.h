@@ -149,8 +149,8 @@ int dlx_managed_is_sole(const DLManagedTensorVersioned* managed);
 void dlx_managed_hold(DLManagedTensorVersioned* made);
 
 /* The same if the caller's count is the only one, without a locked operation: before a hand-over to
- * a consumer that may fail after it has released, or later. Owns: on 1 as dlx_managed_hold. GIL: not
- * needed. Errors: 0 = there are other holders. */
+ * a consumer that may fail after it has released, or later. Owns: on 1 as dlx_managed_hold. GIL:
+ * not needed. Errors: 0 = there are other holders. */
 int dlx_managed_hold_sole(DLManagedTensorVersioned* made);
 
 /* Give up on a tensor with no other holders whose consumer failed, by the count of
