@@ -241,7 +241,8 @@ def _export_copy(obj: Any) -> Tensor | None:
     """Return the tensor of a copy in native byte order, at whole strides; None if the Python path must say more."""
     if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.kind not in "biufc":
         return None
-    return dlx.convert(_native_order(obj), to="dlx")
+    tensor: Tensor = dlx.convert(_native_order(obj), to="dlx")
+    return tensor
 
 
 @functools.cache  # these types live as long as ml_dtypes
