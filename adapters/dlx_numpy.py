@@ -206,7 +206,10 @@ def _export_extension(obj: Any) -> api.Tensor | None:
 
 def _export_copy(obj: Any) -> api.Tensor | None:
     """Return the tensor of a copy in native byte order; None if the Python path must explain a refusal."""
-    return dlx.convert(_native_order(obj), to="dlx") if obj.dtype.kind in "biufc" else None
+    if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.kind not in "biufc":
+        return None
+    tensor: api.Tensor = dlx.convert(_native_order(obj), to="dlx")
+    return tensor
 
 
 @functools.cache  # these types live as long as ml_dtypes

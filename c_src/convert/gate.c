@@ -4,6 +4,14 @@
 #include "gate.h"
 #include "base/threads.h"
 
+PyObject* py_ask(const py_question* q, PyObject* obj) {
+  if (Py_TYPE(obj) == q->type) {
+    if (q->get) return q->get(obj, q->closure);
+    if (q->call) return q->call(obj, NULL);
+  }
+  return q->is_method ? PyObject_CallMethodNoArgs(obj, q->name) : PyObject_GetAttr(obj, q->name);
+}
+
 int py_guard_is_false(const py_guard* guard, PyObject* obj, PyObject* asked) {
   PyObject* answer = py_ask(&guard->ask, asked);
   if (answer == NULL) return py_error_forget(), 0;
@@ -29,14 +37,14 @@ static int is_off(py_switch* s) {
 #endif
 }
 
-int py_gate_first_hold(py_gate* gate, PyObject* obj) {
+int py_gate_is_open(py_gate* gate, PyObject* obj) {
   for (int i = 0; i < gate->switches.n; i++) {
     if (!is_off(&gate->switches.at[i])) return py_error_forget(), 0;
   }
   for (int i = 0; i < gate->n_early; i++) {
     if (!py_guard_is_false(&gate->guards[i], obj, obj)) return 0;
   }
-  return 1;
+  return gate->in_c == NULL || gate->in_c(obj, NULL);
 }
 
 int py_gate_asks(const py_gate* gate, int code) {

@@ -44,23 +44,11 @@ typedef struct {
 } py_gate;
 
 /* Answer a question. Owns: new reference. GIL: needed. Errors: NULL with an exception. */
-static inline PyObject* py_ask(const py_question* q, PyObject* obj) {
-  if (Py_TYPE(obj) == q->type) {
-    if (q->get) return q->get(obj, q->closure);
-    if (q->call) return q->call(obj, NULL);
-  }
-  return q->is_method ? PyObject_CallMethodNoArgs(obj, q->name) : PyObject_GetAttr(obj, q->name);
-}
-
-/* Whether no switch is on, and no early guard holds of an array that is asked in Python. */
-int py_gate_first_hold(py_gate* gate, PyObject* obj);
+PyObject* py_ask(const py_question* question, PyObject* obj);
 
 /* Whether no switch is on and no early guard holds of an array. GIL: needed; may run Python.
  * Errors: 0 = ask Python, unless an exception is set, see py_error_forget. */
-static inline int py_gate_is_open(py_gate* gate, PyObject* obj) {
-  if (gate->switches.n + gate->n_early > 0 && !py_gate_first_hold(gate, obj)) return 0;
-  return gate->in_c == NULL || gate->in_c(obj, NULL);
-}
+int py_gate_is_open(py_gate* gate, PyObject* obj);
 
 /* 1 = the question is answered false, or was made so; 0 = ask Python. */
 int py_guard_is_false(const py_guard* guard, PyObject* obj, PyObject* asked);

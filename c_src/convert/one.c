@@ -5,23 +5,6 @@
 #include "pairs.h"
 #include "streams.h"
 
-/* One array in device memory. Owns: takes `made`; the result is new. Errors: as py_convert_one. */
-static PyObject* make_on_device(const py_call* call, const py_pair* pair,
-                                DLManagedTensorVersioned* made, PyObject* obj) {
-  py_stream_pairs all;
-  all.n = all.n_waited = 0;
-  PyObject* result = NULL;
-  if (py_streams_order(&all, pair->source, pair->target, made, obj)) {
-    result = py_streams_make(&all, call, pair->source, pair->target, made, obj);
-  } else {
-    py_pending pending = py_pending_save();
-    dlx_managed_release(made);
-    py_pending_restore(pending);
-  }
-  py_streams_clear(&all);
-  return result;
-}
-
 /* What is not handed over as it was taken. What a producer answered in vain is left to the Python
  * path. Owns: takes the offer; the result is new. Errors: as py_convert_one. */
 static PyObject* make_otherwise(py_call* call, const py_pair* pair, PyObject* obj,
@@ -32,7 +15,7 @@ static PyObject* make_otherwise(py_call* call, const py_pair* pair, PyObject* ob
   if (offer->made == NULL) {
     if (offer->answer) py_call_leave(call, obj, offer->answer, offer->state == PY_RAISED);
   } else if (offer->state == PY_ON_DEVICE) {
-    result = make_on_device(call, pair, offer->made, obj);
+    result = py_streams_convert(call, pair->source, t, offer->made, obj);
   } else {
     if (offer->state == PY_NEEDS_COPY || call->options & DLX_COPIES)
       offer->made = py_target_copy(t, offer->made, call->options, offer->incompatible);

@@ -71,7 +71,7 @@ PyObject* py_target_like(py_call* call, PyObject* like);
  * Errors: NULL with an exception. */
 PyObject* py_exchange_any(PyObject* function, PyObject* to, PyObject* python_path);
 
-/* ---- convert/tree.c -------------------------------------------------------------------------- */
+/* ---- convert/walk.c -------------------------------------------------------------------------- */
 
 /* Whether objects of an exact type are trees that need no pair. */
 static inline int py_is_tree(PyTypeObject* type) {
@@ -84,6 +84,8 @@ int py_is_plain(PyTypeObject* type);
 /* Whether an object itself has an array interface, which nothing says of its class. Its own dict is
  * looked at only: no code of the object runs. Errors: 1 with an exception. */
 int py_has_interface(PyObject* obj);
+
+/* ---- convert/tree.c -------------------------------------------------------------------------- */
 
 /* Convert a list, tuple or dict, whose `rule` is NULL, or a container that has one. GIL: needed;
  * may run Python. Errors: as py_convert_one; nothing was handed over then. */

@@ -186,6 +186,19 @@ void py_streams_clear(py_stream_pairs* all) {
   py_pending_restore(pending);
 }
 
+PyObject* py_streams_convert(const py_call* call, py_source* s, py_target* t,
+                             DLManagedTensorVersioned* made, PyObject* obj) {
+  py_stream_pairs all;
+  all.n = all.n_waited = 0;
+  PyObject* result = NULL;
+  if (py_streams_order(&all, s, t, made, obj))
+    result = py_streams_make(&all, call, s, t, made, obj);
+  else
+    py_managed_release(made);
+  py_streams_clear(&all);
+  return result;
+}
+
 PyMethodDef py_stream_functions[] = {
     {"count_stream_contexts", count_stream_contexts, METH_O, count_stream_contexts_doc},
     {NULL, NULL, 0, NULL},

@@ -46,6 +46,11 @@ int py_streams_order(py_stream_pairs* all, py_source* source, py_target* target,
 PyObject* py_streams_make(py_stream_pairs* all, const py_call* call, const py_source* source,
                           py_target* target, DLManagedTensorVersioned* made, PyObject* obj);
 
+/* Both for one array. Owns, GIL: as py_make. Errors: NULL = ask Python, unless an exception is set.
+ */
+PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
+                             DLManagedTensorVersioned* made, PyObject* obj);
+
 /* Owns: gives up what the pairs own. GIL: needed; may run Python. A pending exception stays. */
 void py_streams_clear(py_stream_pairs* all);
 

@@ -20,18 +20,6 @@ typedef struct {
 #define PY_VECTOR(first) \
   ((py_vector){(first), (first), 0, sizeof(first) / sizeof *(first), sizeof *(first)})
 
-/* Errors: -1 with MemoryError, the content as it was. */
-int py_vector_grow(py_vector* v, Py_ssize_t more);
-
-/* Make room. Errors: as py_vector_grow. */
-static inline int py_vector_need(py_vector* v, Py_ssize_t more) {
-  return v->n + more <= v->room ? 0 : py_vector_grow(v, more);
-}
-
-static inline void py_vector_free(py_vector* v) {
-  if (v->at != v->few) PyMem_Free(v->at);
-}
-
 typedef struct {
   PyObject* value; /* strong */
   Py_ssize_t link; /* number of a node; ~number of a leaf; ITSELF = passes through */
@@ -90,6 +78,17 @@ static inline leaf* leaves_of(const walk* w) {
   return w->leaves.at;
 }
 
+typedef enum {
+  FAILED = -1, /* an exception is set */
+  LEAVE,       /* ask Python */
+  DONE
+} outcome;
+
+/* Python is asked, unless what has just failed ends the call, see py_state. */
+static inline outcome leave(void) {
+  return PyErr_Occurred() ? FAILED : LEAVE;
+}
+
 /* ---- convert/walk.c -------------------------------------------------------------------------- */
 
 void walk_begin(walk* w, py_call* call);
@@ -97,21 +96,11 @@ void walk_begin(walk* w, py_call* call);
 /* Release everything; a pending exception is kept. GIL: needed; may run Python. */
 void walk_end(walk* w);
 
-/* Where an object is remembered, or would be. */
-visit* walk_find(const walk* w, PyObject* obj);
+/* Find everything in a tree: what is a container is copied into nodes, what is an array is noted.
+ * GIL: needed; may run Python. */
+outcome walk_flatten(walk* w, PyObject* root, PyObject* rule);
 
-/* Note what is in the array of nodes, or of leaves, by now. Errors: -1 with MemoryError. */
-int walk_remember(walk* w, visit* slot, visit met);
-
-/* Make room for what a container with so many children may add, in one step where their number is
- * known: fresh memory is what trees of many arrays cost most. Errors: -1 with MemoryError. */
-int walk_need(walk* w, Py_ssize_t n_items, Py_ssize_t n_children);
-
-/* Fetch the children of an open node that come after the next one: objects first, then where they
- * are remembered. */
-void walk_fetch(const walk* w, const node* n);
-
-/* Both ends of an array object and of a managed tensor. */
+/* Fetch both ends of an array object and of a managed tensor. */
 static inline void fetch(const void* object) {
   __builtin_prefetch(object);
   __builtin_prefetch((const char*)object + 64);

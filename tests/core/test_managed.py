@@ -327,7 +327,11 @@ def test_shared_tensors_have_other_holders(counting):
     made = make(lib.dlx_managed_new, like, 0, ffi.NULL, ffi.NULL)
     shared = make(lib.dlx_managed_share, made, like, 0)
     assert not lib.dlx_managed_is_sole(made) and lib.dlx_managed_is_sole(shared)
+    assert not lib.dlx_managed_hold_sole(made)  # and takes no count
     lib.dlx_managed_release(shared)
+    assert lib.dlx_managed_is_sole(made)
+    assert lib.dlx_managed_hold_sole(made) and not lib.dlx_managed_is_sole(made)
+    lib.dlx_managed_release(made)
     assert lib.dlx_managed_is_sole(made)
     lib.dlx_managed_release(made)
     theirs = foreign(counting)
