@@ -174,7 +174,8 @@ class Batch:
             self._prepare(brief=False)
             traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
-            self.failures.check()
+            if self.failures.errors:
+                self.failures.check()
             for event in traced:
                 trace.record(*event)
             return self.results
@@ -239,10 +240,12 @@ class Batch:
         if len(self._transfers) > 1 or self.failures.collect:
             self._each(self._preview)
         self._each(self.export)
-        self.failures.check()
+        if self.failures.errors:
+            self.failures.check()
         if self._sync is not None:
             self._each(self._order)
-            self.failures.check()
+            if self.failures.errors:
+                self.failures.check()
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
