@@ -219,8 +219,6 @@ class Batch:
             return transfer.readiness
         return readiness_of(tensor) if is_cuda(tensor.device) else None
 
-    # ---- stages -----------------------------------------------------------------------------------------------------
-
     def _prepare(self, *, brief: bool) -> None:
         """Run all stages before `_load`: what can fail afterwards is a consumer."""
         to, borrow = self.to, FAST_PATH._borrow
@@ -431,9 +429,6 @@ class Batch:
             transfer.tensor = transfer.claimed = None  # a capsule that was only peeked at keeps its name
         if failed is not None:
             raise failed
-
-
-# ---- trees -----------------------------------------------------------------------------------------------------------
 
 
 def convert_tree(

@@ -88,12 +88,7 @@ def _its_alignment(tensor: Tensor, target: Target) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        lib.DLX_INCOMPATIBLE_DEVICE,
-        DeviceError,
-        _no_device,
-        fix="Move it to the host in its own framework first.",
-    ),
+    Rule(lib.DLX_INCOMPATIBLE_DEVICE, DeviceError, _no_device, fix="Move it to the host in its own framework first."),
     Rule(
         lib.DLX_INCOMPATIBLE_DTYPE,
         DTypeError,

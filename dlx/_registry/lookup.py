@@ -60,9 +60,6 @@ class Kind(NamedTuple):
         return self.adapter if self.verdict == "array" else None
 
 
-# ---- exact types, and protocols --------------------------------------------------------------------------------------
-
-
 def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
@@ -120,9 +117,6 @@ _LEAVES = (
     str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType,
 )  # fmt: skip
 _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
-
-
-# ---- look-up ---------------------------------------------------------------------------------------------------------
 
 
 def kind(cls: type) -> Kind:
@@ -203,9 +197,6 @@ def is_built_in(cls: type) -> bool:
     return (type(cls) is type or is_key(cls)) and cls in HANDLERS
 
 
-# ---- one type --------------------------------------------------------------------------------------------------------
-
-
 def _classify_safely(cls: type) -> Kind:
     try:
         return _classify(cls)
@@ -243,9 +234,6 @@ def _classify(cls: type) -> Kind:
 def _speaks(cls: type) -> bool:
     """Return whether objects of a type are arrays by a protocol that needs no adapter."""
     return hasattr(cls, "__dlpack__") or hasattr(cls, "__array_interface__")
-
-
-# ---- one object ------------------------------------------------------------------------------------------------------
 
 
 def _by_protocol(obj: Any) -> Adapter | None:

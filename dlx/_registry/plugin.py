@@ -95,9 +95,6 @@ class Plugin:
         return bool(self.adapters) or self.broken is not None
 
 
-# ---- which ones there are --------------------------------------------------------------------------------------------
-
-
 def own(table: Mapping[str, str]) -> list[Plugin]:
     """Return the plugins of a table {root package: module}, all of dlx's own distribution."""
     modules = {module: functools.partial(importlib.import_module, module) for module in table.values()}
@@ -149,12 +146,7 @@ def normalized(name: str) -> str:
 
 # ---- what they give --------------------------------------------------------------------------------------------------
 
-_TUPLES: dict[str, type] = {
-    "types": str,
-    "namespaces": str,
-    "containers": Container,
-    "known_issues": KnownIssue,
-}
+_TUPLES: dict[str, type] = {"types": str, "namespaces": str, "containers": Container, "known_issues": KnownIssue}
 """Fact -> type of its elements."""
 
 _PARTS: dict[str, tuple[type, bool]] = {
@@ -241,9 +233,6 @@ def _check_tuple(value: Any, kind: type, shown: str) -> None:
         return
     if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
         raise PluginError(f"{shown} are {safe_repr(value)}", fix=f"Give a tuple of {kind.__name__}.")
-
-
-# ---- what is wrong with one ------------------------------------------------------------------------------------------
 
 
 def error_of(plugin: Plugin) -> PluginError:
