@@ -1,8 +1,4 @@
-"""The builtins of the compiled extension, with type hints, and the map from C status codes to error classes.
-
-C functions that touch no Python object are called through `lib`. Those that do are builtins of this module: they hold
-the GIL and raise exceptions.
-"""
+"""The builtins of the compiled extension, with type hints, and the map from C status codes to error classes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`Device` and `DType`, the flags of a managed tensor, and their row-major order.
-
-Numbers come from the C header; names are written here.
-"""
+"""`Device` and `DType`: their numbers come from the C header, their names are written here; flags and strides."""
 
 from __future__ import annotations
 

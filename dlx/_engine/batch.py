@@ -133,11 +133,7 @@ def _at_root(i: int) -> tuple[Any, ...]:
 
 
 class Batch:
-    """The conversion of arrays to one target.
-
-    `path(i)` gives the path of an array, for errors; `to` is the target as the caller named it, if the fast path may be
-    used.
-    """
+    """The conversion of arrays to one target; `to` is what the caller named, if the fast path may be used."""
 
     __slots__ = (
         *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),

@@ -1,7 +1,4 @@
-"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first.
-
-A new one is a bit in `dlx.h`, a line in `check.c`, and a rule here.
-"""
+"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Decide what must be done for one array.
-
-`approach` says what must be resolved before the array is exported, from its description; `decide` compares a tensor
-with what the consumer takes. Both return frozen steps and raise what blocks the conversion. `dlx.plan` shows the steps,
-`executor` runs them.
-"""
+"""Decide what must be done for one array: `approach` by its description, before its export, `decide` by its tensor."""
 
 from __future__ import annotations
 
@@ -41,8 +36,7 @@ class Decision(NamedTuple):
 
 UNDECIDED = Decision()
 _SHARED, _COPIED = Decision(outcome="shared"), Decision(outcome="copied")
-MAX_DECISIONS = 64
-"""Decisions that are kept for a target."""
+MAX_DECISIONS = 64  # that are kept for a target
 _OURS = frozenset({"dlx", "arrow"})  # no arrays to compute with, as chunks must be
 _COPY = (("copy", None),)  # options that let it through
 _DEVICE = (("device", None),)

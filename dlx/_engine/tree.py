@@ -41,10 +41,7 @@ class Node:
 
 
 class Tree:
-    """A flattened container: its arrays, each once, and their adapters.
-
-    `strict` as in `lookup.look`.
-    """
+    """A flattened container: its arrays, each once, and their adapters; `strict` as in `lookup.look`."""
 
     def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
         self.failures, self.strict = failures, strict
@@ -254,10 +251,7 @@ class Tree:
     def rebuild(
         self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:
-        """Return the same containers around the results.
-
-        ``stands(container, keys, new children)`` may give an object that replaces a new container; else None.
-        """
+        """Return the same containers around the results, or what ``stands(container, keys, new children)`` gives."""
         for node in self._nodes:
             if node.cyclic:
                 node.result = self._new_empty(node, target)

@@ -92,8 +92,7 @@ ARROW = Container(kind="wrapper", flatten=_open_arrow)
 
 PLAIN = Kind(None, None, "plain")
 NOT_TAKEN_APART = "the container cannot be taken apart:"
-ASKED = ("unknown", "refused")
-"""Verdicts of types whose objects are asked."""
+ASKED = ("unknown", "refused")  # verdicts of types whose objects are asked
 _UNKNOWN = Kind(None, None, "unknown")
 _RAISES = Kind(None, None, "unknown")  # a type that raises when it is looked at: it is looked at again
 _ARRAYS: dict[Adapter, Kind] = {
@@ -138,10 +137,7 @@ def kind(cls: type) -> Kind:
 
 
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
-    """Return what an object is; the object is asked only if its type cannot tell.
-
-    `strict`: whether to refuse what is neither array, container nor plain data; None refuses nothing, not even by name.
-    """
+    """Return what an object is. `strict`: refuse what is unknown, too; None: refuse nothing, not even by name."""
     if found is None:
         found = kind(type(obj))
     if found.verdict not in ASKED:

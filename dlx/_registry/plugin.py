@@ -1,8 +1,4 @@
-"""Plugins, the modules that bring adapters: which there are, what they may give, and the error of a broken one.
-
-Those of dlx are listed in `FRAMEWORKS`, those of others in entry points (group ``dlx``; the entry's *name* is the root
-package of the framework). Nothing in this file loads a plugin: `Loader` does, when its package is needed.
-"""
+"""Plugins, the modules that bring adapters: which there are, what they may give, and the error of a broken one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Which adapter knows a type, and which one a target names.
-
-Nothing is loaded until its package is asked for or imported. A broken plugin is remembered, and raised only when it is
-needed.
-"""
+"""Which adapter knows a type, and which one a target names. Plugins are loaded when their package is needed."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ from dlx._support.reflect import (
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
-HELD = "Convert an array that it holds."
-"""What to do about an object that is no array."""
+HELD = "Convert an array that it holds."  # what to do about an object that is no array
 NOT_INSPECTED = "its type cannot be looked at:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
@@ -122,10 +117,7 @@ class Registry:
             plugin.notes.append(sentence)
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
-        """Return an object that keeps a framework's current CUDA stream alive; None for other streams.
-
-        A consumer passes the handle when it takes a `dlx.Tensor`; the stream is used once more at release.
-        """
+        """Return an object that keeps a framework's current CUDA stream alive until release; None for other streams."""
         device = Device(native.lib.kDLCUDA, device_id)
         borrowed = kept(Stream(device, handle))
         if borrowed.keep is not None:
@@ -142,8 +134,6 @@ class Registry:
                 except Exception:  # imported, and of no use on this machine: another may know
                     continue
         return None
-
-    # ---- types ------------------------------------------------------------------------------------------------------
 
     def kinds(self) -> TypeCache[Any]:
         """Return the answers of `lookup.kind`, dropped when a module or an abstract base class may claim a type."""
@@ -222,8 +212,6 @@ class Registry:
             for name in handler.types
         ]
         return next((handler for cls in kind.__mro__ for listed, handler in handlers if listed is cls), None)
-
-    # ---- targets ----------------------------------------------------------------------------------------------------
 
     def target(self, to: Any) -> Target:
         """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`."""

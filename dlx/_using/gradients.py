@@ -4,9 +4,8 @@ The function becomes an `Operation` of its caller's framework: flat, with arrays
 framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
 (`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
 
-Functions that their users had compiled (``jax.jit``) have derivatives that are compiled, too, once for each structure
-of arguments. A call of them does not trace, and takes no container apart by dlx; whatever needs more, such as an
-argument that is neither an array nor plain data, is left to `differentiated`.
+Functions that their users had compiled (``jax.jit``) have compiled derivatives, one for each structure of arguments:
+`CompiledCalls`, which leaves other calls to `differentiated`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`Adapter`, the class that an adapter of a framework subclasses, and helpers for its methods.
-
-Nothing here imports a framework.
-"""
+"""`Adapter`, the class that an adapter of a framework subclasses, and helpers for its methods."""
 
 from __future__ import annotations
 
@@ -249,10 +246,7 @@ def reads_natives(devices: Devices) -> bool:
 
 
 class ReportedDevices(Devices):
-    """The devices of a framework that takes host memory only, and whose own arrays may be elsewhere.
-
-    They say where in ``__dlpack_device__``. Pinned memory is the host's, as it is for the framework.
-    """
+    """The devices of a framework that takes host memory only, and whose arrays say in ``__dlpack_device__`` where."""
 
     def of(self, obj: Any) -> Device | None:
         """Return where an array says that it is; None where its type has no ``__dlpack_device__``."""
