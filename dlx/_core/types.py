@@ -1,4 +1,4 @@
-"""`Device` and `DType`: their numbers come from the C header, their names are written here; flags and strides."""
+"""`Device` and `DType`: numbers come from the C header, names are written here; flags of tensors, and strides."""
 
 from __future__ import annotations
 
