@@ -204,7 +204,7 @@ class StreamSync:
     def filled(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
     ) -> Any:
-        """Copy into a new array of the consumer's own on a CUDA device; None if it makes none, or dlx would have to wait."""
+        """Copy into a new array of the consumer's own on a CUDA device; None if it makes none, or dlx had to wait."""
         adapter, place = self._target.adapter, physical(place)
         if type(adapter.devices).new_array is Devices.new_array or self._target.varies:
             return None
