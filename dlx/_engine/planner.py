@@ -42,9 +42,6 @@ _COPY = (("copy", None),)  # options that let it through
 _DEVICE = (("device", None),)
 
 
-# ---- before the array is exported ------------------------------------------------------------------------------------
-
-
 def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision:
     """Decide what is done before an array is exported, or that it stays as it is; ``info()`` gives its `ArrayInfo`."""
     if is_inside(obj, source, request.target):
@@ -159,9 +156,6 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
     """Return whether dlx itself brings memory there: by a copy from or to CUDA, or because the host reads it anyway."""
     readable = wanted.type == HOST.type and device is not None and host_readable(device)
     return readable or is_cuda(wanted) or is_cuda(device)
-
-
-# ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
 def as_it_is(
@@ -284,8 +278,6 @@ class _Decider:
             raise CopyRequiredError(f"{self.target.name} {why}", option=_COPY)
         return [Step("copy", f"made by {self.target.name}, which {why}", self.tensor.nbytes)]
 
-    # ---- where the result will be -----------------------------------------------------------------------------------
-
     def _place(self) -> None:
         """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
         request, device = self.request, self.tensor.device
@@ -350,8 +342,6 @@ class _Decider:
         why = f"from {device} to {wanted}{named if wanted == target.capabilities.home else ''}"
         self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
 
-    # ---- copies -----------------------------------------------------------------------------------------------------
-
     def _can_copy(self, device: Device) -> None:
         """Raise where dlx cannot copy the memory to a device."""
         tensor = self.tensor
@@ -386,8 +376,6 @@ class _Decider:
             self.copies.append(Repack(*said))
         elif not self.copies:
             self.copies.append(Copy(*said, device=self.copy_device, keep_order=self.keep_order))
-
-    # ---- incompatibilities ------------------------------------------------------------------------------------------
 
     def _incompatibilities(self) -> list[Step]:
         """Copy for what a copy resolves, or raise; return the step that shares read-only memory all the same."""

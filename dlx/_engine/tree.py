@@ -56,8 +56,6 @@ class Tree:
         self._firsts: dict[int, tuple[Any, ...]] = {0: ()}  # of a container: the first steps of its path
         self._walk(root, handler)
 
-    # ---- flatten ----------------------------------------------------------------------------------------------------
-
     def _walk(self, root: Any, handler: Container) -> None:
         stack = [self._enter(root, handler, _key(root, handler, None), -1, 0)]
         while stack:
@@ -145,8 +143,6 @@ class Tree:
             return False
         node.cyclic = True
         return True
-
-    # ---- paths and errors -------------------------------------------------------------------------------------------
 
     def path(self, i: int) -> tuple[Any, ...]:
         """Return the path where the array number `i` was met first, as in `DlxError.path`."""
@@ -236,8 +232,6 @@ class Tree:
             error = foreign_error(f"the container {what}:", cause, fix=fix)
         error.complete(source=type_name(type(node.obj)))
         self.failures.add(error, self._path(node.parent, node.at))
-
-    # ---- unflatten --------------------------------------------------------------------------------------------------
 
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
         """Return (container, keys, children, what it became) of all, a copy of the children."""

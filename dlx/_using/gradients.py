@@ -385,9 +385,6 @@ def _moved(
         raise error.complete(root=root, path=path) from None
 
 
-# ---- functions that their users had compiled -----------------------------------------------------------------------
-
-
 class CompiledCalls:
     """Calls of one function, for callers that record; NotImplemented for those that need `differentiated`."""
 
