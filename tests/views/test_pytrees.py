@@ -113,7 +113,7 @@ def test_when_the_library_is_imported_does_not_matter(np, python, module, first)
     name = "tree_leaves"
     out = python(
         f"""
-        import sys, importlib
+        import sys, importlib.util
         if {first}: importlib.import_module({module!r})
         import numpy as np, dlx
         view = dlx.convert([np.ones(1), dict(a=np.zeros(2))], to="numpy", lazy=True)
