@@ -40,10 +40,8 @@ def from_dlpack(obj: Any) -> Tensor:
 
     Raises
     ------
-    ConversionError
-        If it cannot be converted; the class says why.
-    AdapterNotFoundError
-        If it is no array.
+    ConversionError, AdapterNotFoundError
+        As `dlx.convert`.
 
     Examples
     --------

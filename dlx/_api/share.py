@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any
 from dlx._api.convert import convert
 from dlx._core.public import public
 from dlx._engine.request import request_of
+from dlx._support.late import Late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from dlx._sharing import sharing
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
-
-
-@functools.cache
-def _attach_tree() -> Callable[..., Any]:
-    """Import what few programs need, once: where caches are cold, an `import` statement takes tens of us."""
-    from dlx._sharing.sharing import attach_tree
-
-    return attach_tree
+else:
+    sharing = Late("dlx._sharing.sharing")  # needed by few programs
 
 
 @public
@@ -89,13 +85,11 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     ...     sorted(handle)
     ['dlx', 'fd', 'inode', 'pid', 'size', 'token']
     """
-    from dlx._sharing.sharing import share_tree  # needed by few programs
-
     if (obj is None) == (like is None):
         raise TypeError("share takes either an array, or a container of arrays, or like=")
     if like is not None:  # no value is read, so that no graph is cut
-        return share_tree(like, request_of("dlx", detach=True), is_copied=False)
-    return share_tree(obj, request_of("dlx", detach=detach))
+        return sharing.share_tree(like, request_of("dlx", detach=True), is_copied=False)
+    return sharing.share_tree(obj, request_of("dlx", detach=detach))
 
 
 @public
@@ -154,7 +148,7 @@ def attach(
     ...     dlx.attach(handle)
     [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
     """
-    attach_tree = _attach_tree()
+    attach_tree = sharing.attach_tree
     request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
     mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":

@@ -22,8 +22,7 @@ from dlx.errors import DlxError
 CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
 """How errors of functions that lack an option say where it is (`DlxError.via`)."""
 
-MAX_STEPS = 20_000
-"""Combinations that are tried before an answer is given by the ranges of addresses alone."""
+MAX_STEPS = 20_000  # combinations that are tried before the ranges of addresses alone give the answer
 
 
 _overlap = FAST_PATH._overlap  # answers in C for arrays without gaps

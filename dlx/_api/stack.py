@@ -138,11 +138,7 @@ def _in_c(objs: list[Any], to: str) -> Tensor | None:
 
 
 def _interfaces(objs: list[Any]) -> list[Tensor]:
-    """Return the tensors of objects of one type with an array interface, or the one that they make; else nothing.
-
-    Each is asked once, since some write their elements out then, as pillow's images do: where all say the same of as
-    many bytes, these are what is stacked.
-    """
+    """Return the tensors of objects with an array interface, each asked once: some write their elements out then."""
     kind = type(objs[0])
     if lookup.adapter_of(objs[0]) is not INTERFACE or any(type(obj) is not kind for obj in objs):
         return []

@@ -98,9 +98,6 @@ def at(device: Device) -> Iterator[None]:
         lib.dlx_cuda_pop()
 
 
-# ---- stream synchronization ------------------------------------------------------------------------------------------
-
-
 def order(before: Stream, after: Stream) -> None:
     """Make one stream wait for the work on another; nothing is called if they are one, or one is unordered."""
     if not before.is_unordered and not after.is_unordered:

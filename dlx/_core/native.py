@@ -1,8 +1,4 @@
-"""The builtins of the compiled extension, with type hints, and the map from C status codes to error classes.
-
-C functions that touch no Python object are called through `lib`. Those that do are builtins of this module: they hold
-the GIL and raise exceptions.
-"""
+"""The builtins of the compiled extension, with type hints, and the map from C status codes to error classes."""
 
 from __future__ import annotations
 
@@ -51,29 +47,54 @@ if TYPE_CHECKING:
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
 
-        It comes from dlx.convert(obj, to='dlx'). Its attributes are documented in c_src/object/type.c.
+        It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a buffer.
         """
 
         shape: tuple[int, ...]
+        """Extents, a tuple (ndim,)."""
         strides: tuple[int, ...]
+        """Strides in elements, a tuple (ndim,)."""
         ndim: int
+        """Number of dimensions."""
         dtype: DType
+        """The dtype as dlx.DType."""
         device: Device
+        """Where the memory is, as dlx.Device."""
         is_host: bool
+        """Whether it is plain host memory, pinned memory left out."""
         nbytes: int
+        """Bytes of all elements, gaps not counted."""
         readonly: bool
+        """Whether writing to the memory is forbidden."""
         data_ptr: int
+        """Address of the first element; a handle on opaque devices."""
         byte_offset: int
+        """Bytes from data_ptr to the first element; 0 where data_ptr is an address."""
         flags: int
+        """The DLPack flags, as an int."""
         version: tuple[int, int]
+        """The DLPack version this tensor is exported with."""
         __array_interface__: dict[str, Any]
+        """The memory as numpy's array interface says it, where it can: numbers in host memory."""
         __cuda_array_interface__: dict[str, Any]
+        """The memory as the CUDA array interface says it, where it can: numbers in a CUDA device's memory."""
         __dlpack_c_exchange_api__: ClassVar[object]
 
-        def tobytes(self) -> bytes: ...
-        def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any: ...
-        def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]: ...
-        def __arrow_c_schema__(self) -> Any: ...
+        def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
+            """Return a numpy array over this memory, read-only where it is; of another dtype a copy.
+
+            Device memory is refused.
+            """
+
+        def tobytes(self) -> bytes:
+            """Return the elements as bytes, in row-major order."""
+
+        def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
+            """Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory."""
+
+        def __arrow_c_schema__(self) -> Any:
+            """Return the type of what __arrow_c_array__ gives, in a capsule."""
+
         def __dlpack__(
             self,
             *,
@@ -81,9 +102,18 @@ if TYPE_CHECKING:
             max_version: tuple[int, int] | None = None,
             dl_device: tuple[int, int] | None = None,
             copy: bool | None = None,
-        ) -> Any: ...
-        def __reduce_ex__(self, protocol: Any, /) -> Any: ...
-        def __dlpack_device__(self) -> tuple[int, int]: ...
+        ) -> Any:
+            """Return a fresh capsule over this memory (a copy where copy=True), versioned where max_version is (1, 0).
+
+            A read-only tensor is not exported in a legacy capsule.
+            """
+
+        def __reduce_ex__(self, protocol: Any, /) -> Any:
+            """Return what pickle and copy make a tensor of the same values from; with protocol 5 out of band."""
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            """Return (device type, device id) as DLPack numbers."""
+
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
     def register(**hooks: Any) -> None: ...
@@ -114,11 +144,7 @@ if TYPE_CHECKING:
         tensors: list[Tensor], offsets: list[int], strides: list[tuple[int, ...] | None], /
     ) -> bytes: ...
     def tensor_view(
-        tensor: Tensor,
-        dtype: Sequence[int] | None,
-        device: Sequence[int] | None,
-        flags: int | None,
-        owner: object,
+        tensor: Tensor, dtype: Sequence[int] | None, device: Sequence[int] | None, flags: int | None, owner: object
     ) -> Tensor: ...
     def tensor_copy(tensor: Tensor, keep_order: bool, stream: int = 0, /) -> Tensor: ...
     def tensor_stack(tensors: list[Tensor], capabilities: int = 0, /) -> Tensor | int | None: ...

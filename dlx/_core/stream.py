@@ -109,10 +109,7 @@ def handle_of(value: Any) -> int | None:
 
 
 def meaning(value: Any, device: Device) -> Stream:
-    """Return the stream that a user, or a framework, means on a device; raise a StreamError if there is none.
-
-    A raw 0 has two meanings on CUDA and is refused; an object whose handle is 0 means the legacy stream.
-    """
+    """Return the stream that a user or framework means on a device; a raw 0 has two meanings on CUDA."""
     raw = isinstance(value, int) and not isinstance(value, bool)
     handle = value if raw else handle_of(value)
     if handle is None:

@@ -1,7 +1,4 @@
-"""`Device` and `DType`, the flags of a managed tensor, and their row-major order.
-
-Numbers come from the C header; names are written here.
-"""
+"""`Device` and `DType`: numbers come from the C header, names are written here; flags of tensors, and strides."""
 
 from __future__ import annotations
 

@@ -133,11 +133,7 @@ def _at_root(i: int) -> tuple[Any, ...]:
 
 
 class Batch:
-    """The conversion of arrays to one target.
-
-    `path(i)` gives the path of an array, for errors; `to` is the target as the caller named it, if the fast path may be
-    used.
-    """
+    """The conversion of arrays to one target; `to` is what the caller named, if the fast path may be used."""
 
     __slots__ = (
         *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
@@ -174,7 +170,8 @@ class Batch:
             self._prepare(brief=False)
             traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
-            self.failures.check()
+            if self.failures.errors:
+                self.failures.check()
             for event in traced:
                 trace.record(*event)
             return self.results
@@ -218,8 +215,6 @@ class Batch:
             return transfer.readiness
         return readiness_of(tensor) if is_cuda(tensor.device) else None
 
-    # ---- stages -----------------------------------------------------------------------------------------------------
-
     def _prepare(self, *, brief: bool) -> None:
         """Run all stages before `_load`: what can fail afterwards is a consumer."""
         to, borrow = self.to, FAST_PATH._borrow
@@ -239,10 +234,12 @@ class Batch:
         if len(self._transfers) > 1 or self.failures.collect:
             self._each(self._preview)
         self._each(self.export)
-        self.failures.check()
+        if self.failures.errors:
+            self.failures.check()
         if self._sync is not None:
             self._each(self._order)
-            self.failures.check()
+            if self.failures.errors:
+                self.failures.check()
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -428,9 +425,6 @@ class Batch:
             transfer.tensor = transfer.claimed = None  # a capsule that was only peeked at keeps its name
         if failed is not None:
             raise failed
-
-
-# ---- trees -----------------------------------------------------------------------------------------------------------
 
 
 def convert_tree(

@@ -72,12 +72,7 @@ def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
 
 
 def execute(
-    steps: tuple[Step, ...],
-    tensor: Tensor,
-    readiness: Readiness,
-    source: Adapter,
-    request: Any,
-    sync: Synchronization,
+    steps: tuple[Step, ...], tensor: Tensor, readiness: Readiness, source: Adapter, request: Any, sync: Synchronization
 ) -> Any:
     """Run the steps of `planner.decide` on an exported tensor, and return the target's array."""
     target = request.target

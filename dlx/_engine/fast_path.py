@@ -131,9 +131,6 @@ def _stays_on_host(adapter: Adapter, obj: Any) -> bool | None:
     return adapter.placement.is_committed(obj) if adapter.devices.of(obj) == HOST else None
 
 
-# ---- sources ---------------------------------------------------------------------------------------------------------
-
-
 def source_of(kind: type) -> native.Source | None:
     """Return the source of an exact type, which the fast path remembers; None as by `_known`."""
     source = native.source_of(kind)
@@ -386,9 +383,6 @@ def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[G
         question, method = given.owner.freeze
         ask = _question(kind, question, of=given.owner.type)
         yield Guard(ask, 0, True, _question(kind, method), False)
-
-
-# ---- targets ---------------------------------------------------------------------------------------------------------
 
 
 def _target(consumer: Target) -> native.Target:

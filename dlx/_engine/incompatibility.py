@@ -1,7 +1,4 @@
-"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first.
-
-A new one is a bit in `dlx.h`, a line in `check.c`, and a rule here.
-"""
+"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first."""
 
 from __future__ import annotations
 
@@ -88,12 +85,7 @@ def _its_alignment(tensor: Tensor, target: Target) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        lib.DLX_INCOMPATIBLE_DEVICE,
-        DeviceError,
-        _no_device,
-        fix="Move it to the host in its own framework first.",
-    ),
+    Rule(lib.DLX_INCOMPATIBLE_DEVICE, DeviceError, _no_device, fix="Move it to the host in its own framework first."),
     Rule(
         lib.DLX_INCOMPATIBLE_DTYPE,
         DTypeError,

@@ -235,8 +235,6 @@ class Plan(Shown, _Fields):
             more = f", and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
             yield f"passes through: {kind} at {', '.join(paths[:SHOWN])}{more}"
 
-    # ---- short ------------------------------------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         if not self._is_tree():
             head, *rest = map(one_line, str(self).split("\n"))

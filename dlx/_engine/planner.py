@@ -1,9 +1,4 @@
-"""Decide what must be done for one array.
-
-`approach` says what must be resolved before the array is exported, from its description; `decide` compares a tensor
-with what the consumer takes. Both return frozen steps and raise what blocks the conversion. `dlx.plan` shows the steps,
-`executor` runs them.
-"""
+"""Decide what must be done for one array: `approach` by its description, before its export, `decide` by its tensor."""
 
 from __future__ import annotations
 
@@ -41,14 +36,10 @@ class Decision(NamedTuple):
 
 UNDECIDED = Decision()
 _SHARED, _COPIED = Decision(outcome="shared"), Decision(outcome="copied")
-MAX_DECISIONS = 64
-"""Decisions that are kept for a target."""
+MAX_DECISIONS = 64  # that are kept for a target
 _OURS = frozenset({"dlx", "arrow"})  # no arrays to compute with, as chunks must be
 _COPY = (("copy", None),)  # options that let it through
 _DEVICE = (("device", None),)
-
-
-# ---- before the array is exported ------------------------------------------------------------------------------------
 
 
 def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision:
@@ -165,9 +156,6 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
     """Return whether dlx itself brings memory there: by a copy from or to CUDA, or because the host reads it anyway."""
     readable = wanted.type == HOST.type and device is not None and host_readable(device)
     return readable or is_cuda(wanted) or is_cuda(device)
-
-
-# ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
 def as_it_is(
@@ -290,8 +278,6 @@ class _Decider:
             raise CopyRequiredError(f"{self.target.name} {why}", option=_COPY)
         return [Step("copy", f"made by {self.target.name}, which {why}", self.tensor.nbytes)]
 
-    # ---- where the result will be -----------------------------------------------------------------------------------
-
     def _place(self) -> None:
         """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
         request, device = self.request, self.tensor.device
@@ -356,8 +342,6 @@ class _Decider:
         why = f"from {device} to {wanted}{named if wanted == target.capabilities.home else ''}"
         self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
 
-    # ---- copies -----------------------------------------------------------------------------------------------------
-
     def _can_copy(self, device: Device) -> None:
         """Raise where dlx cannot copy the memory to a device."""
         tensor = self.tensor
@@ -392,8 +376,6 @@ class _Decider:
             self.copies.append(Repack(*said))
         elif not self.copies:
             self.copies.append(Copy(*said, device=self.copy_device, keep_order=self.keep_order))
-
-    # ---- incompatibilities ------------------------------------------------------------------------------------------
 
     def _incompatibilities(self) -> list[Step]:
         """Copy for what a copy resolves, or raise; return the step that shares read-only memory all the same."""

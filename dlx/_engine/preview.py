@@ -92,15 +92,7 @@ def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: boo
     return batch.decided(transfer, tensor)
 
 
-def plan_tree(
-    root: Any,
-    handler: Container,
-    request: Request,
-    *,
-    strict: bool,
-    collect: bool,
-    probe: bool,
-) -> Plan:
+def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
     """Return what `batch.convert_tree` will do with every array; the error that it would raise is in the plan."""
     target = request.target.name
     failures = Failures(target, collect=True)

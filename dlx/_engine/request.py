@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from dlx._core import native
 from dlx._core.types import HOST, Device
 from dlx._engine.sources import array_info
-from dlx._registry import lookup
-from dlx._registry.registry import registry
+from dlx._registry.registry import NOT_INSPECTED, registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import foreign_errors, module_of, packages, type_name
 from dlx.errors import AdapterNotFoundError, DeviceError
@@ -105,7 +104,9 @@ def _host_device(target: Target, wanted: Device) -> Device:
 
 def _as(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to that."""
-    known = lookup.adapter_of(like)
+    kind = registry.kinds().find(type(like))
+    with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):
+        known = registry.owner(type(like)) if kind is None else kind.adapter
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

@@ -1,7 +1,6 @@
 """Stream synchronization of one call: which stream memory is ready on, and which one must wait for it.
 
-A call, for one array or for a whole tree, has one `StreamSync`. A pair of streams is synchronized once for all arrays:
-everything is exported before anything is ordered, so that one event covers all of it.
+Everything is exported before anything is ordered, so that one event for a pair of streams covers all arrays.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class StreamSync:
         self._points: dict[Stream, cuda.Ready] = {}
         self._ordered: set[tuple[Stream | int, Stream | None]] = set()
         self._held: list[cuda.Ready] = []
-
-    # ---- streams of consumer and producer ---------------------------------------------------------------------------
 
     def consumer(self, device: Device) -> Stream | None:
         """Return the consumer's stream; None if it is known only when the consumer gets the memory."""
@@ -89,8 +86,6 @@ class StreamSync:
             return ""
         return f"{consumer or 'the stream of whoever uses it'} waits for {own or 'its producer'}"
 
-    # ---- from the producer ------------------------------------------------------------------------------------------
-
     def reach(self, device: Device) -> None:
         """Raise a DeviceError if work on a device cannot be ordered, before its producer is called."""
         if cuda.is_cuda(device):
@@ -102,10 +97,7 @@ class StreamSync:
             raise _cannot_order(device)
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
-        """Call a producer once, on its device; return the tensor and when it is ready.
-
-        A producer with a current stream orders nothing: dlx does, once for all of its arrays. Call `reach` before.
-        """
+        """Call a producer once, on its device; if it has a current stream, dlx orders, once for all of its arrays."""
         own, asked = self.asked_of(source, device)
         with source.devices.activate(device):
             tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
@@ -153,8 +145,6 @@ class StreamSync:
         assert consumer is not None  # `reach` has checked it
         return None, consumer
 
-    # ---- to the consumer --------------------------------------------------------------------------------------------
-
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
         """Make a consumer wait that reads the memory where it is, on a device or on the host."""
         device = tensor.device
@@ -193,10 +183,7 @@ class StreamSync:
     def copied(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
     ) -> tuple[Tensor, Readiness]:
-        """Copy from or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
-
-        The memory may be written to as soon as this returns. `source` is None for a copy, which no one else writes to.
-        """
+        """Copy from or to a CUDA device, on dlx's own stream; `source` is None for a copy, which only dlx has."""
         on_device = cuda.is_cuda(tensor.device)
         device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
@@ -217,10 +204,7 @@ class StreamSync:
     def filled(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
     ) -> Any:
-        """Copy into a new array of the consumer's own on a CUDA device; None if it makes none.
-
-        None, too, for host memory while the stream captures a graph: that copy must be waited for.
-        """
+        """Copy into a new array of the consumer's own on a CUDA device; None if it makes none, or dlx had to wait."""
         adapter, place = self._target.adapter, physical(place)
         if type(adapter.devices).new_array is Devices.new_array or self._target.varies:
             return None
@@ -256,8 +240,6 @@ class StreamSync:
             cuda.follow(readiness, work)
         else:
             cuda.synchronize(work)
-
-    # ---- each pair of streams once ----------------------------------------------------------------------------------
 
     def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""

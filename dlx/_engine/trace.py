@@ -63,15 +63,7 @@ class TraceRecord(NamedTuple):
 class Trace(Shown):
     """What dlx converts while this context is entered, in all threads.
 
-    It prints as a table, is one in notebooks, and has `records` and `json` for programs.
-
-    Examples
-    --------
-    >>> import dlx
-    >>> with dlx.trace() as seen:
-    ...     tensor = dlx.convert(b"abc", to="dlx", copy=True)
-    >>> [(record.outcome, record.nbytes) for record in seen.records]
-    [('copied', 3)]
+    It prints as a table, is one in notebooks, and has `records` and `json` for programs. Example: see `trace`.
     """
 
     def __init__(self) -> None:
@@ -80,13 +72,7 @@ class Trace(Shown):
         self._nbytes: Counter[tuple[Any, ...]] = Counter()
 
     def __enter__(self) -> Trace:
-        """Begin to record.
-
-        Raises
-        ------
-        RuntimeError
-            If it is entered already; afterwards it may be again, and goes on counting.
-        """
+        """Begin to record, or go on counting; raise a RuntimeError if it is entered already."""
         _change(self, entered=True)
         return self
 

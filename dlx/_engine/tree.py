@@ -41,10 +41,7 @@ class Node:
 
 
 class Tree:
-    """A flattened container: its arrays, each once, and their adapters.
-
-    `strict` as in `lookup.look`.
-    """
+    """A flattened container: its arrays, each once, and their adapters; `strict` as in `lookup.look`."""
 
     def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
         self.failures, self.strict = failures, strict
@@ -58,8 +55,6 @@ class Tree:
         self._refused: set[tuple[int, int]] = set()  # (node, index) of what is neither converted nor passed through
         self._firsts: dict[int, tuple[Any, ...]] = {0: ()}  # of a container: the first steps of its path
         self._walk(root, handler)
-
-    # ---- flatten ----------------------------------------------------------------------------------------------------
 
     def _walk(self, root: Any, handler: Container) -> None:
         stack = [self._enter(root, handler, _key(root, handler, None), -1, 0)]
@@ -148,8 +143,6 @@ class Tree:
             return False
         node.cyclic = True
         return True
-
-    # ---- paths and errors -------------------------------------------------------------------------------------------
 
     def path(self, i: int) -> tuple[Any, ...]:
         """Return the path where the array number `i` was met first, as in `DlxError.path`."""
@@ -240,8 +233,6 @@ class Tree:
         error.complete(source=type_name(type(node.obj)))
         self.failures.add(error, self._path(node.parent, node.at))
 
-    # ---- unflatten --------------------------------------------------------------------------------------------------
-
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
         """Return (container, keys, children, what it became) of all, a copy of the children."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
@@ -254,10 +245,7 @@ class Tree:
     def rebuild(
         self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:
-        """Return the same containers around the results.
-
-        ``stands(container, keys, new children)`` may give an object that replaces a new container; else None.
-        """
+        """Return the same containers around the results, or what ``stands(container, keys, new children)`` gives."""
         for node in self._nodes:
             if node.cyclic:
                 node.result = self._new_empty(node, target)

@@ -1,8 +1,4 @@
-"""Objects that hold arrays, and that dlx cannot read: how they are recognized, and what to convert instead.
-
-`refusal` is the one rule, for every verb and at every place: such an object is never taken apart as a record or a
-mapping, and never passes through a tree.
-"""
+"""Objects that hold arrays, and that dlx cannot read: how they are recognized, and what to convert instead."""
 
 from __future__ import annotations
 
@@ -119,11 +115,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(kind: type) -> Refusal | None:
-    """Return why objects of a type are refused, wherever they are, or None.
-
-    Refused are arrays to their own library (by ``__array__``, or ``dtype``, ``shape`` and a way to read elements), and
-    what holds arrays that only its own library can take out: data sets, models, iterators.
-    """
+    """Return why objects of a type are refused, by every verb and at every place in a tree, or None."""
     found = explain(kind)
     return found if found.reason else None
 

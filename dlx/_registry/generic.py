@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -27,12 +28,18 @@ class Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
     package = "builtins"
-    protocols: tuple[str, ...]
+
+    def __init__(self, name: str, protocol: str, export: Callable[[Any], Tensor], **facts: Any) -> None:
+        self.name, self._protocols, self._export = name, (protocol,), export
+        vars(self).update(facts)
 
     def describe(self, obj: Any) -> Description:
         tensor = self.export(obj)
-        info = functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), self.protocols)
+        info = functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), self._protocols)
         return Description(info, (), tensor)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return self._export(obj)
 
 
 class _NoDevice(Devices):
@@ -48,18 +55,16 @@ class _NoDevice(Devices):
 class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
-    name = "dlx"
     package = "dlx"
     types = ("dlx.Tensor",)
     _classes = (Tensor,)
-    protocols = ("__dlpack__",)
     devices = _NoDevice()
     fast_path = FastPath(types=("dlx.Tensor",), describe=tensor_info("__dlpack__"))
     containers = (file_handler("dlx._files.mapping.Archive"),)
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return obj  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        super().__init__("dlx", "__dlpack__", lambda obj: obj)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -91,23 +96,12 @@ def _restore(capsule: Any, tensor: Tensor) -> None:
     native.capsule_restore(capsule, tensor)
 
 
-class CapsuleAdapter(Described):
-    """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
-
-    name = "capsule"
-    protocols = ("PyCapsule",)
-    streams = StreamSupport(ready=_legacy_stream)
-    arrays = Arrays(
-        consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor),
-        restore=_restore,
-    )
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        try:
-            return at_rest(native.capsule_peek(obj))
-        except ConsumedError as error:
-            error.complete(fix="Convert the object that it came from, not the capsule.")
-            raise
+def _peek(obj: Any) -> Tensor:
+    try:
+        return at_rest(native.capsule_peek(obj))
+    except ConsumedError as error:
+        error.complete(fix="Convert the object that it came from, not the capsule.")
+        raise
 
 
 class DLPackAdapter(Adapter):
@@ -134,21 +128,8 @@ class DLPackAdapter(Adapter):
         return ArrayInfo(self.name, type_name(type(obj)), device=device, protocols=("__dlpack__",))
 
 
-def _interface_tensor(obj: Any, *, stream: int | None = None) -> Tensor:
+def _interface_tensor(obj: Any) -> Tensor:
     return memory.array_interface(obj, obj.__array_interface__)
-
-
-class InterfaceAdapter(Described):
-    """An object with ``__array_interface__``."""
-
-    name = "array_interface"
-    protocols = ("__array_interface__",)
-    fast_path = FastPath(
-        types=("PIL.Image.Image",),
-        subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
-        export=_interface_tensor,
-    )
-    export = staticmethod(_interface_tensor)
 
 
 def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:
@@ -162,17 +143,6 @@ def _work_stream(obj: Any, tensor: Tensor) -> Stream | None:
         return None
     device = Device(lib.kDLCUDA, tensor.device.id)
     return meaning(native.exchange_stream(obj, *device) or lib.DLX_STREAM_LEGACY, device)
-
-
-class CudaInterfaceAdapter(Described):
-    """An object with ``__cuda_array_interface__``. It names its own stream."""
-
-    name = "cuda_array_interface"
-    protocols = ("__cuda_array_interface__",)
-    streams = StreamSupport(ready=_named_stream)
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return memory.cuda_array_interface(obj, obj.__cuda_array_interface__)
 
 
 class ExchangeAdapter(Adapter):
@@ -190,32 +160,13 @@ class ExchangeAdapter(Adapter):
         return native.exchange_export(obj)
 
 
-class BufferAdapter(Described):
-    """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
-
-    name = "buffer"
-    protocols = ("buffer",)
-    fast_path = FastPath(
-        types=(
-            "builtins.bytes",
-            "builtins.bytearray",
-            "builtins.memoryview",
-            "array.array",
-            "mmap.mmap",
-            "_ctypes.Array",
-        ),
-        # Each length has a type of its own. An array interface is read first.
-        subclasses=lambda kind: module_of(type(kind)) == "_ctypes" and not hasattr(kind, "__array_interface__"),
-        exchange=native.buffer_exchange,
-    )
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        try:
-            return memory.buffer(obj)
-        except DlxError as error:
-            if (refused := refusal(type(obj))) is not None:  # a list of tensors, which says that it has a buffer
-                error.complete(fix=refused.fix)
-            raise
+def _buffer_tensor(obj: Any) -> Tensor:
+    try:
+        return memory.buffer(obj)
+    except DlxError as error:
+        if (refused := refusal(type(obj))) is not None:  # a list of tensors, which says that it has a buffer
+            error.complete(fix=refused.fix)
+        raise
 
 
 class Deferred:
@@ -288,9 +239,46 @@ ARROW = ArrowAdapter()
 ARROW_TARGET = ArrowTarget()
 TENSOR = TensorAdapter()
 DEFERRED = DeferredAdapter()
-CAPSULE = CapsuleAdapter()
 DLPACK = DLPackAdapter()
-INTERFACE = InterfaceAdapter()
-CUDA_INTERFACE = CudaInterfaceAdapter()
 EXCHANGE = ExchangeAdapter()
-BUFFER = BufferAdapter()
+CAPSULE = Described(
+    "capsule",
+    "PyCapsule",
+    _peek,  # it is single-use, so it is only looked at until nothing else can fail
+    streams=StreamSupport(ready=_legacy_stream),
+    arrays=Arrays(consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor), restore=_restore),
+)
+INTERFACE = Described(
+    "array_interface",
+    "__array_interface__",
+    _interface_tensor,
+    fast_path=FastPath(
+        types=("PIL.Image.Image",),
+        subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
+        export=_interface_tensor,
+    ),
+)
+CUDA_INTERFACE = Described(
+    "cuda_array_interface",
+    "__cuda_array_interface__",
+    lambda obj: memory.cuda_array_interface(obj, obj.__cuda_array_interface__),
+    streams=StreamSupport(ready=_named_stream),
+)
+BUFFER = Described(
+    "buffer",
+    "buffer",
+    _buffer_tensor,
+    fast_path=FastPath(
+        types=(
+            "builtins.bytes",
+            "builtins.bytearray",
+            "builtins.memoryview",
+            "array.array",
+            "mmap.mmap",
+            "_ctypes.Array",
+        ),
+        # Each length has a type of its own. An array interface is read first.
+        subclasses=lambda kind: module_of(type(kind)) == "_ctypes" and not hasattr(kind, "__array_interface__"),
+        exchange=native.buffer_exchange,
+    ),
+)

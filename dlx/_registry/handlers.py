@@ -36,9 +36,6 @@ def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> A
     return new
 
 
-# ---- subclasses of built-in containers -------------------------------------------------------------------------------
-
-
 def _keep_attributes(obj: Any, new: Any) -> None:
     """Copy the attributes that the new container does not have yet."""
     for name, value in getattr(obj, "__dict__", {}).items():
@@ -202,9 +199,6 @@ def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: An
         new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else bare(obj)
     new.__dict__.update(zip(keys, children, strict=True))
     return new
-
-
-# ---- records ---------------------------------------------------------------------------------------------------------
 
 
 def record_handler(kind: type) -> Container | None:
@@ -379,9 +373,6 @@ def _slots(cls: type) -> list[str]:
     names = [slots] if isinstance(slots, str) else list(slots)
     mangled = (f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name for name in names)
     return [name for name in mangled if name not in ("__dict__", "__weakref__")]
-
-
-# ---- anything that is registered as a mapping or a sequence ----------------------------------------------------------
 
 
 class Keys(list[Any]):

@@ -60,9 +60,6 @@ class Kind(NamedTuple):
         return self.adapter if self.verdict == "array" else None
 
 
-# ---- exact types, and protocols --------------------------------------------------------------------------------------
-
-
 def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
@@ -95,8 +92,7 @@ ARROW = Container(kind="wrapper", flatten=_open_arrow)
 
 PLAIN = Kind(None, None, "plain")
 NOT_TAKEN_APART = "the container cannot be taken apart:"
-ASKED = ("unknown", "refused")
-"""Verdicts of types whose objects are asked."""
+ASKED = ("unknown", "refused")  # verdicts of types whose objects are asked
 _UNKNOWN = Kind(None, None, "unknown")
 _RAISES = Kind(None, None, "unknown")  # a type that raises when it is looked at: it is looked at again
 _ARRAYS: dict[Adapter, Kind] = {
@@ -122,9 +118,6 @@ _LEAVES = (
 _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 
 
-# ---- look-up ---------------------------------------------------------------------------------------------------------
-
-
 def kind(cls: type) -> Kind:
     """Return what is known of an exact type. Looked up once per type."""
     if not (type(cls) is type or is_key(cls)):
@@ -144,10 +137,7 @@ def kind(cls: type) -> Kind:
 
 
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
-    """Return what an object is; the object is asked only if its type cannot tell.
-
-    `strict`: whether to refuse what is neither array, container nor plain data; None refuses nothing, not even by name.
-    """
+    """Return what an object is. `strict`: refuse what is unknown, too; None: refuse nothing, not even by name."""
     if found is None:
         found = kind(type(obj))
     if found.verdict not in ASKED:
@@ -203,9 +193,6 @@ def is_built_in(cls: type) -> bool:
     return (type(cls) is type or is_key(cls)) and cls in HANDLERS
 
 
-# ---- one type --------------------------------------------------------------------------------------------------------
-
-
 def _classify_safely(cls: type) -> Kind:
     try:
         return _classify(cls)
@@ -243,9 +230,6 @@ def _classify(cls: type) -> Kind:
 def _speaks(cls: type) -> bool:
     """Return whether objects of a type are arrays by a protocol that needs no adapter."""
     return hasattr(cls, "__dlpack__") or hasattr(cls, "__array_interface__")
-
-
-# ---- one object ------------------------------------------------------------------------------------------------------
 
 
 def _by_protocol(obj: Any) -> Adapter | None:

@@ -1,8 +1,4 @@
-"""Plugins, the modules that bring adapters: which there are, what they may give, and the error of a broken one.
-
-Those of dlx are listed in `FRAMEWORKS`, those of others in entry points (group ``dlx``; the entry's *name* is the root
-package of the framework). Nothing in this file loads a plugin: `Loader` does, when its package is needed.
-"""
+"""Plugins, the modules that bring adapters: which there are, what they may give, and the error of a broken one."""
 
 from __future__ import annotations
 
@@ -95,9 +91,6 @@ class Plugin:
         return bool(self.adapters) or self.broken is not None
 
 
-# ---- which ones there are --------------------------------------------------------------------------------------------
-
-
 def own(table: Mapping[str, str]) -> list[Plugin]:
     """Return the plugins of a table {root package: module}, all of dlx's own distribution."""
     modules = {module: functools.partial(importlib.import_module, module) for module in table.values()}
@@ -149,12 +142,7 @@ def normalized(name: str) -> str:
 
 # ---- what they give --------------------------------------------------------------------------------------------------
 
-_TUPLES: dict[str, type] = {
-    "types": str,
-    "namespaces": str,
-    "containers": Container,
-    "known_issues": KnownIssue,
-}
+_TUPLES: dict[str, type] = {"types": str, "namespaces": str, "containers": Container, "known_issues": KnownIssue}
 """Fact -> type of its elements."""
 
 _PARTS: dict[str, tuple[type, bool]] = {
@@ -241,9 +229,6 @@ def _check_tuple(value: Any, kind: type, shown: str) -> None:
         return
     if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
         raise PluginError(f"{shown} are {safe_repr(value)}", fix=f"Give a tuple of {kind.__name__}.")
-
-
-# ---- what is wrong with one ------------------------------------------------------------------------------------------
 
 
 def error_of(plugin: Plugin) -> PluginError:

@@ -1,8 +1,4 @@
-"""Which adapter knows a type, and which one a target names.
-
-Nothing is loaded until its package is asked for or imported. A broken plugin is remembered, and raised only when it is
-needed.
-"""
+"""Which adapter knows a type, and which one a target names. Plugins are loaded when their package is needed."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ from typing import Any, cast
 
 from dlx._core import native
 from dlx._core.stream import Stream, handle_of, kept
-from dlx._core.types import Device
+from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalized
-from dlx._registry.suggest import describe_wrong, guess
 from dlx._registry.target import Target, switches_of, target_of
+from dlx._support.keywords import UNCHANGED
 from dlx._support.locks import lock_of
 from dlx._support.reflect import (
     TypeCache,
@@ -35,12 +31,12 @@ from dlx._support.reflect import (
     type_name,
 )
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
-from dlx.errors import AdapterNotFoundError, DlxError, PluginError
+from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
-HELD = "Convert an array that it holds."
-"""What to do about an object that is no array."""
+HELD = "Convert an array that it holds."  # what to do about an object that is no array
 NOT_INSPECTED = "its type cannot be looked at:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
+_SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 _NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
 _OWN: dict[str, Adapter] = {
     each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
@@ -121,10 +117,7 @@ class Registry:
             plugin.notes.append(sentence)
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
-        """Return an object that keeps a framework's current CUDA stream alive; None for other streams.
-
-        A consumer passes the handle when it takes a `dlx.Tensor`; the stream is used once more at release.
-        """
+        """Return an object that keeps a framework's current CUDA stream alive until release; None for other streams."""
         device = Device(native.lib.kDLCUDA, device_id)
         borrowed = kept(Stream(device, handle))
         if borrowed.keep is not None:
@@ -141,8 +134,6 @@ class Registry:
                 except Exception:  # imported, and of no use on this machine: another may know
                     continue
         return None
-
-    # ---- types ------------------------------------------------------------------------------------------------------
 
     def kinds(self) -> TypeCache[Any]:
         """Return the answers of `lookup.kind`, dropped when a module or an abstract base class may claim a type."""
@@ -222,8 +213,6 @@ class Registry:
         ]
         return next((handler for cls in kind.__mro__ for listed, handler in handlers if listed is cls), None)
 
-    # ---- targets ----------------------------------------------------------------------------------------------------
-
     def target(self, to: Any) -> Target:
         """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`."""
         targets, kind = self._targets, to if isinstance(to, type) else None
@@ -262,7 +251,7 @@ class Registry:
             shown = f"module {to.__name__}"
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
-            raise TypeError(f"to must be a name, a module or an array type, found {describe_wrong(to)}")
+            raise TypeError(f"to must be a name, a module or an array type, found {_describe_wrong(to)}")
         if name in _OWN:
             return cast("Target", self.ready(_OWN[name]))
         if not loader.has(name):
@@ -272,7 +261,7 @@ class Registry:
             if misnamed := self._misnamed(name):
                 raise misnamed
             known = self._known()
-            hint = f"{loader.left_out[name]}." if name in loader.left_out else guess(name, self._names())
+            hint = f"{loader.left_out[name]}." if name in loader.left_out else _guess(name, self._names())
             fix = f"{hint} {known}".strip()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
         plugin = loader.need(name)
@@ -334,6 +323,36 @@ class Registry:
         self._loader.scan()
         sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
+
+
+def _guess(name: str, names: list[str]) -> str:
+    """Return a sentence on the target that an unknown name may mean, or nothing."""
+    if _is(Device, name):
+        return f"It is a device: say device={name!r}, and the framework in to=."
+    word = name.lower().replace("-", "_").partition(".")[0]
+    long = _SHORT.get(word, word)
+    if long in names:
+        return f"Did you mean {long!r}?"
+    return f"{long} has no adapter here." if word in _SHORT else did_you_mean(word, names)
+
+
+def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
+    """Return whether an object or a name stands for a device or a dtype."""
+    try:
+        kind(obj)
+    except (DlxError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _describe_wrong(to: Any) -> str:
+    """Return the type of what is no target, and what to do where it is a device or a dtype."""
+    shown = type_name(type(to))
+    if type(to) in (int, tuple, list):  # which a device or a dtype can be written as
+        return shown
+    if _is(Device, to):
+        return f"{shown}. Say device= for a device"
+    return f"{shown}. {UNCHANGED}" if _is(DType, to) else shown
 
 
 def _import(adapter: Adapter) -> None:

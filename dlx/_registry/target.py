@@ -17,11 +17,7 @@ from dlx.adapter.declarations import EXTENTS, Capabilities
 
 
 class Target:
-    """A consumer: made once for each name, module or array type that users write.
-
-    `source` knows its arrays: `adapter` itself, or the one of which it is a variant; `kind` is the array type that was
-    asked for, or None.
-    """
+    """A consumer; `source` is the adapter that knows its arrays, `kind` the array type that was asked for, if any."""
 
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind

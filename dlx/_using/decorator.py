@@ -159,16 +159,7 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        spec = FunctionSpec(
-            function,
-            to,
-            request,
-            returns,
-            names,
-            lazy=lazy,
-            detach=detach,
-            result_like=result_like,
-        )
+        spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, detach=detach, result_like=result_like)
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
         if grad or getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")

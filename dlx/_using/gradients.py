@@ -4,9 +4,8 @@ The function becomes an `Operation` of its caller's framework: flat, with arrays
 framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
 (`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
 
-Functions that their users had compiled (``jax.jit``) have derivatives that are compiled, too, once for each structure
-of arguments. A call of them does not trace, and takes no container apart by dlx; whatever needs more, such as an
-argument that is neither an array nor plain data, is left to `differentiated`.
+Functions that their users had compiled (``jax.jit``) have compiled derivatives, one for each structure of arguments:
+`CompiledCalls`, which leaves other calls to `differentiated`.
 """
 
 from __future__ import annotations
@@ -384,9 +383,6 @@ def _moved(
             return _moved(array, request, at, copy=copy)  # whose error names the function's framework
         root, path = at() if callable(at) else at
         raise error.complete(root=root, path=path) from None
-
-
-# ---- functions that their users had compiled -----------------------------------------------------------------------
 
 
 class CompiledCalls:

@@ -70,8 +70,6 @@ class Inputs:
         """Nothing is undone any more."""
         self._last = None
 
-    # ---- one tree ---------------------------------------------------------------------------------------------------
-
     def _is_kept(self, array: Any, source: Adapter) -> bool:
         """Return whether an array is passed unchanged, with its graph; `detach` applies to all others."""
         return self._request.device is None and is_inside(array, source, self._request.target)

@@ -1,7 +1,4 @@
-"""`Adapter`, the class that an adapter of a framework subclasses, and helpers for its methods.
-
-Nothing here imports a framework.
-"""
+"""`Adapter`, the class that an adapter of a framework subclasses, and helpers for its methods."""
 
 from __future__ import annotations
 
@@ -148,13 +145,7 @@ class DTypes:
         return {native_dtype: dtype for dtype, native_dtype in self._to_native.items()}
 
     def to_native(self, dtype: DType) -> Any:
-        """Return the framework's dtype for one of dlx.
-
-        Raises
-        ------
-        DTypeError
-            If the framework has none.
-        """
+        """Return the framework's dtype for one of dlx; raise a DTypeError if it has none."""
         found = self._to_native.get(dtype)
         if found is None:
             names = ", ".join(sorted(self.known()))
@@ -205,25 +196,13 @@ class Devices:
         self._read, self.moves = read, moves
 
     def to_native(self, device: Device) -> Any:
-        """Return the framework's device object for one of dlx.
-
-        Raises
-        ------
-        DeviceError
-            If the framework has none.
-        """
+        """Return the framework's device object for one of dlx; raise a DeviceError if it has none."""
         if not host_readable(device):
             raise DeviceError(f"there is no device {device}", fix="It holds host memory only: device='cpu'.")
         return "cpu"
 
     def from_native(self, native_device: Any) -> Device:
-        """Return dlx's device for one of the framework.
-
-        Raises
-        ------
-        DeviceError
-            If DLPack has none.
-        """
+        """Return dlx's device for one of the framework; raise a DeviceError if DLPack has none."""
         return Device(native_device) if self._read is None else self._read(native_device)
 
     def of(self, obj: Any) -> Device | None:
@@ -267,10 +246,7 @@ def reads_natives(devices: Devices) -> bool:
 
 
 class ReportedDevices(Devices):
-    """The devices of a framework that takes host memory only, and whose own arrays may be elsewhere.
-
-    They say where in ``__dlpack_device__``. Pinned memory is the host's, as it is for the framework.
-    """
+    """The devices of a framework that takes host memory only, and whose arrays say in ``__dlpack_device__`` where."""
 
     def of(self, obj: Any) -> Device | None:
         """Return where an array says that it is; None where its type has no ``__dlpack_device__``."""
@@ -375,12 +351,7 @@ class Adapter:
         """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
 
         The default speaks the DLPack protocol. `stream` is the consumer's, None on the host; -1 where nothing is to be
-        ordered, since dlx does that (see `StreamSupport.current`).
-
-        Raises
-        ------
-        PluginError
-            If the array has no ``__dlpack__`` and this is not overridden.
+        ordered, since dlx does that (see `StreamSupport.current`). Override it for arrays without ``__dlpack__``.
         """
         if not hasattr(type(obj), "__dlpack__"):
             raise PluginError(
@@ -402,15 +373,8 @@ class Adapter:
     def variant(self, wanted: type | Tensor) -> Adapter:
         """Return the adapter to load with, for a framework with several array types; itself, the default, else.
 
-        Parameters
-        ----------
-        wanted
-            One of `types`, where a user named it as the target; or the tensor to be loaded.
-
-        Raises
-        ------
-        AdapterNotFoundError
-            If arrays of that type cannot be made.
+        `wanted` is one of `types`, if a user named it as the target, or the tensor to be loaded. Raise an
+        AdapterNotFoundError if arrays of that type cannot be made.
         """
         return self
 
@@ -482,13 +446,7 @@ _names: TypeCache[str] = TypeCache()
 
 
 def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
-    """Return a `FastPath.describe` for arrays of which their tensor and their type say all.
-
-    Parameters
-    ----------
-    protocols
-        How their type gives out memory: ``"__dlpack__"``, ``"buffer"`` and the like.
-    """
+    """Return a `FastPath.describe` for arrays of which tensor and type say all; `protocols`: as ``"__dlpack__"``."""
 
     def describe(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
         kind: Any = type(obj)

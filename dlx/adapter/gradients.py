@@ -139,19 +139,9 @@ class GradSupport:
 
     @contextmanager
     def replayed(self, states: Sequence[Any]) -> Iterator[None]:
-        """Let a function draw the random numbers that it drew before, between two states; none where they are equal.
+        """Let a function draw the random numbers that it drew before, between two states of `random_state`.
 
-        An adapter has it from this class, and may call it where it lets functions run again.
-
-        Parameters
-        ----------
-        states
-            What `random_state` gave before and after the function ran; none for frameworks without it.
-
-        Raises
-        ------
-        ConversionError
-            If it did not draw the same, since other threads drew meanwhile.
+        An adapter may call it where it lets functions run again. A ConversionError is raised if other threads drew.
         """
         if not states or _equal(*states):
             yield

@@ -70,7 +70,4 @@ def offer(*adapters: Adapter) -> Callable[[], list[Adapter]]:
 
 @hookspec
 def dlx_adapters() -> Iterable[Adapter]:  # type: ignore[empty-body]
-    """Return the adapters of this plugin, instances of `dlx.adapter.Adapter`.
-
-    Called when the plugin's package is first needed; one answer is kept.
-    """
+    """Return the adapters of this plugin. Called when the plugin's package is first needed; one answer is kept."""

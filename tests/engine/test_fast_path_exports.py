@@ -455,9 +455,9 @@ def test_a_type_that_nobody_claims_is_looked_up_once(np, monkeypatch):
     class Later:
         pass
 
-    asked, find = [], registry._find
+    asked, find = [], registry.owner
     dlx.convert(Producer(np.ones(2)), to="numpy")
-    monkeypatch.setattr(registry, "_find", lambda kind: asked.append(kind) or find(kind))
+    monkeypatch.setattr(registry, "owner", lambda kind: asked.append(kind) or find(kind))
     for _ in range(3):
         dlx.convert(Producer(np.ones(2)), to="numpy")
     assert asked.count(Producer) <= 1
