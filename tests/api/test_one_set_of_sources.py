@@ -22,6 +22,7 @@ import dlx
 from dlx import errors
 
 np = pytest.importorskip("numpy")
+DATABASE = sqlite3.connect(":memory:")  # Python 3.13 warns if one is collected before it is closed
 
 
 def lib(name):
@@ -250,7 +251,7 @@ PLAIN = {
     "counter": lambda _: itertools.count(),
     "keys": lambda _: {"x": 1}.keys(),
     "lock": lambda _: threading.Lock(),
-    "connection": lambda _: sqlite3.connect(":memory:"),
+    "connection": lambda _: DATABASE,
     "numpy dtype": lambda _: np.dtype("f4"),
     "numpy generator": lambda _: np.random.default_rng(0),
     "torch dtype": lambda _: lib("torch").float32,

@@ -155,7 +155,7 @@ def test_gradients_pass_through_a_compiled_function(torch, kind, recorded):
 
 
 @pytest.mark.parametrize("first", ["torch", "dlx"])
-def test_a_bridge_may_be_compiled_before_it_is_called(python, first):
+def test_a_bridge_may_be_compiled_before_it_is_called(python, first, torch):
     """Whichever of the two is imported first."""
     python(
         f"""

@@ -180,7 +180,7 @@ def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
 
 
 @pytest.mark.parametrize("mode", ["fake", "real", "export"])
-def test_the_first_call_of_a_process_may_be_traced(python, mode):
+def test_the_first_call_of_a_process_may_be_traced(python, mode, torch):
     """What is learned of types and targets in there holds outside."""
     python(
         f"""
@@ -252,7 +252,7 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
 
 
 @pytest.mark.parametrize("missing", [["DispatchKey"], ["DispatchKey", "_len_torch_dispatch_stack"]])
-def test_a_torch_that_lacks_what_is_asked(python, missing):
+def test_a_torch_that_lacks_what_is_asked(python, missing, torch):
     """Results are right, and constants of a graph."""
     python(
         f"""
@@ -276,7 +276,7 @@ def test_a_torch_that_lacks_what_is_asked(python, missing):
     )
 
 
-def test_exported_programs(python):
+def test_exported_programs(python, torch):
     """`torch.export` keeps what it traced for a while: in a process of its own."""
     python(
         """
