@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dlx._api.signatures import open as open
     from dlx._core.array_info import ArrayInfo
     from dlx._core.cuda import devices, release_pending
-    from dlx._core.extension import ffi
     from dlx._core.headers import cffi_builder, get_include
+    from dlx._core.native import ffi
     from dlx._core.tensor import Tensor
     from dlx._core.types import Device, DType
     from dlx._engine.plan import Plan
@@ -60,8 +60,8 @@ _NAMES = {
     "_api.stack": ("stack",),
     "_core.array_info": ("ArrayInfo",),
     "_core.cuda": ("devices", "release_pending"),
-    "_core.extension": ("ffi",),
     "_core.headers": ("cffi_builder", "get_include"),
+    "_core.native": ("ffi",),  # it refuses a second interpreter
     "_core.tensor": ("Tensor",),
     "_engine.plan": ("Plan",),
     "_engine.trace": ("Trace", "trace"),

@@ -18,14 +18,15 @@ static int outcome; /* 1 = it failed, 2 = it was spared, 3 = it failed in an ext
  */
 static int decide(void) {
   void* callers[DEPTH];
-  int n = backtrace(callers, DEPTH), spares = 0, ours = 0;
+  int n = backtrace(callers, DEPTH), spares = 0, ours = 0, evaluates = 0;
   for (int i = 0; i < n; i++) spares |= (uintptr_t)callers[i] - (uintptr_t)extend < 1024;
   char** names = backtrace_symbols(callers, n);
   for (int i = 0; names && i + 1 < n; i++) {
     if (strstr(names[i], "/dlx/_ffi.") || strstr(names[i], "/_dlx_")) {
-      ours = 1;
-      break; /* what called it has no part in this */
+      ours = !evaluates; /* the evaluator allocates frames for itself */
+      break;             /* what called it has no part in this */
     }
+    evaluates |= strstr(names[i], "_PyEval_EvalFrameDefault") != NULL;
     for (const char* const* pair = spared; *pair; pair += 2)
       spares |= strstr(names[i], pair[0]) && strstr(names[i + 1], pair[1]) &&
                 !strstr(names[i + 1], "/dlx/_ffi.");

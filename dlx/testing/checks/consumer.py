@@ -458,10 +458,10 @@ def negative_extent(lib: Subject) -> str:
 def overflow(lib: Subject) -> str:
     """A size that does not fit 63 bits is refused.
 
-    result = {take}(Source(claims=(2**62,)))  # or raises
+    result = {take}(Source(claims=(1 << 62,)))  # or raises
     raise AssertionError("an array of 2**62 elements was made")
     """
-    shape, claims, strides = ((4, 6), (2**62, 16), (16, 1)) if lib.ndims[1] > 1 else ((4,), (2**62,), (1,))
+    shape, claims, strides = ((4, 6), (1 << 62, 16), (16, 1)) if lib.ndims[1] > 1 else ((4,), (1 << 62,), (1,))
     source = lib.source("float32", shape, claims=claims, strides=strides)
     return _refused(lib, source, source, f"a shape of {claims}")
 
