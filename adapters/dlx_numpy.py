@@ -206,10 +206,9 @@ def _export_extension(obj: Any) -> api.Tensor | None:
 
 def _export_copy(obj: Any) -> api.Tensor | None:
     """Return the tensor of a copy in native byte order; None if the Python path must explain a refusal."""
-    dtype = obj.dtype
-    if dtype.kind not in "biufc" or type(obj) is not sys.modules["numpy"].ndarray:
+    if obj.dtype.kind not in "biufc" or type(obj) is not sys.modules["numpy"].ndarray:
         return None
-    tensor: api.Tensor = dlx.convert(obj.astype(dtype.type), "dlx")
+    tensor: api.Tensor = dlx.convert(_native_order(obj), "dlx")
     return tensor
 
 
