@@ -244,7 +244,7 @@ def test_zip_members_in_one_another(tmp_path):
     outer, first, end = parts("a.npy", npy("<f4", (2,), bytes(8)))
     first[20:28] = struct.pack("<II", 5000, 5000)
     (tmp_path / "x.npz").write_bytes(outer + first + end)
-    with pytest.raises(FileError, match="(?i)leave the file|overlap"):
+    with pytest.raises(FileError, match=r"(?i)leave the file|overlap"):
         dlx.open(tmp_path / "x.npz")
 
 
