@@ -81,15 +81,11 @@ DTYPES = _DTypes(
 )
 
 
-@functools.cache  # jax's devices are few, and live as long as the process
-def _dlx_device(native_device: Any) -> api.Device:
-    """Return dlx's device for one of jax."""
-    platform = native_device.platform
-    if platform == "gpu" and "rocm" in native_device.client.platform_version:
-        platform = "rocm"
+@functools.cache
+def _device_named(platform: str, number: int) -> api.Device:
     if platform not in _PLATFORMS:
         raise DeviceError(f"DLPack has no device for jax's {platform!r}", fix="Move the array to the host first.")
-    return api.Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
+    return api.Device(f"{_PLATFORMS[platform]}:{number}")
 
 
 class _Devices(api.Devices):
@@ -155,7 +151,10 @@ class _Devices(api.Devices):
                 reason = f"dlx puts an array on one device, and this sharding spreads it over {len(devices)}"
                 raise DeviceError(reason, fix="Convert without it, then call jax.device_put(result, sharding).")
             (native_device,) = devices
-        return _dlx_device(native_device)
+        platform = native_device.platform
+        if platform == "gpu" and "rocm" in native_device.client.platform_version:
+            platform = "rocm"
+        return _device_named(platform, native_device.local_hardware_id or 0)
 
     def known(self, native_device: Any) -> api.Device | None:
         """Return dlx's device, or None where DLPack has none."""

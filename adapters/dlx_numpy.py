@@ -206,7 +206,7 @@ def _export_extension(obj: Any) -> api.Tensor | None:
 
 def _export_copy(obj: Any) -> api.Tensor | None:
     """Return the tensor of a copy in native byte order; None if the Python path must explain a refusal."""
-    if obj.dtype.kind not in "biufc" or type(obj) is not sys.modules["numpy"].ndarray:
+    if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.kind not in "biufc":
         return None
     tensor: api.Tensor = dlx.convert(_native_order(obj), "dlx")
     return tensor

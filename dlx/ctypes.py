@@ -100,10 +100,7 @@ class DLPackExchangeAPI(ctypes.Structure):
 
     _fields_ = (
         ("header", DLPackExchangeAPIHeader),
-        (
-            "managed_tensor_allocator",
-            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(DLTensor), _OUT, ctypes.c_void_p, _SET_ERROR),
-        ),
+        ("managed_tensor_allocator", _ALLOCATOR),
         ("managed_tensor_from_py_object_no_sync", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, _OUT)),
         (
             "managed_tensor_to_py_object_no_sync",

@@ -228,7 +228,8 @@ void cuda_leave(int before);
   __attribute__((cleanup(cuda_pop_block))) int is_pushed = 0; \
   DLX_TRY(dlx_cuda_push(device_id));                          \
   is_pushed = 1
-#define CUDA_RELAXED() __attribute__((cleanup(cuda_unrelax_block))) int before = cuda_relax()
+#define CUDA_RELAXED() \
+  __attribute__((cleanup(cuda_unrelax_block), unused)) int before = cuda_relax()
 #define CUDA_ENTERED(device_id) \
   CUDA_PUSHED(device_id);       \
   CUDA_RELAXED()

@@ -30,12 +30,13 @@ static void destroy_legacy(PyObject* capsule) {
 static const PyCapsule_Destructor destroy[] = {destroy_versioned, destroy_legacy};
 
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
-  void* content = made;
-  int status = legacy ? dlx_legacy_export(made, (DLManagedTensor**)&content) : DLX_OK;
+  DLManagedTensor* shell = NULL;
+  int status = legacy ? dlx_legacy_export(made, &shell) : DLX_OK;
   if (status != DLX_OK) {
     dlx_managed_release(made);
     return py_raise(status, NULL);
   }
+  void* content = legacy ? (void*)shell : made;
   PyObject* capsule = PyCapsule_New(content, fresh_name[legacy], destroy[legacy]);
   if (capsule == NULL) legacy ? dlx_legacy_release(content) : dlx_managed_release(content);
   return capsule;
@@ -206,7 +207,8 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
   int legacy, is_back = 0;
   if (!is_named(capsule, used_name, &legacy)) Py_RETURN_FALSE;
   const char* used = used_name[legacy];
-  void *content = made, *claimed = PyCapsule_GetPointer(capsule, used);
+  DLManagedTensor* shell = NULL;
+  void* claimed = PyCapsule_GetPointer(capsule, used);
   if (made != claimed && dlx_managed_owner(made, NULL) != claimed) Py_RETURN_FALSE;
   dlx_managed_hold(made);
   PyCapsule_Destructor foreign = PyCapsule_GetDestructor(capsule);
@@ -218,8 +220,8 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
   }
   PY_LOCKED(capsule)
   if (PyCapsule_IsValid(capsule, used) && PyCapsule_GetPointer(capsule, used) == claimed &&
-      (!legacy || dlx_legacy_export(made, (DLManagedTensor**)&content) == DLX_OK)) {
-    PyCapsule_SetPointer(capsule, content);
+      (!legacy || dlx_legacy_export(made, &shell) == DLX_OK)) {
+    PyCapsule_SetPointer(capsule, legacy ? (void*)shell : made);
     PyCapsule_SetName(capsule, fresh_name[legacy]);
     is_back = 1;
   }

@@ -70,7 +70,10 @@ def complain(command: str, text: str) -> None:
     """Print an error on stderr in one line; on a terminal in colour, and wrapped between words."""
     head = f"dlx {command}: " if command else "dlx: "
     text, file = head + text, sys.stderr
-    is_terminal = file is not None and not getattr(file, "closed", False) and file.isatty()
+    try:
+        is_terminal = file is not None and file.isatty()
+    except ValueError:  # it is closed or detached
+        is_terminal = False
     if is_terminal:
         import shutil
         import textwrap

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -255,7 +254,12 @@ LIBRARIES: dict[str, Callable[[], Subject]] = {}
 
 def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
     """Register a function that makes a subject."""
-    return functools.partial(LIBRARIES.setdefault, name)
+
+    def register(make: Callable[[], Subject]) -> Callable[[], Subject]:
+        LIBRARIES[name] = make
+        return make
+
+    return register
 
 
 def adapter_of(name: str) -> Adapter | None:
