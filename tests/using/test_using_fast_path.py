@@ -110,13 +110,15 @@ def locked():
     return array
 
 
+Mine = type("Mine", (np.ndarray,), {})
+
 MADE = {
     "numpy": lambda: np.arange(4, dtype="f4"),
     "numpy backwards": lambda: np.arange(4, dtype="f4")[::-1],
     "numpy read-only": locked,
     "numpy text": lambda: np.array(["text"]),
     "numpy scalar": lambda: np.float32(3),
-    "numpy subclass": lambda: np.arange(4, dtype="f4").view(type("Mine", (np.ndarray,), {})),
+    "numpy subclass": lambda: np.arange(4, dtype="f4").view(Mine),
     "numpy 0-d": lambda: np.array(2.0),
     "torch": lambda: torch.arange(4, dtype=torch.float32),
     "torch gradient": lambda: torch.ones(4, requires_grad=True),
