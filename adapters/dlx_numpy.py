@@ -204,9 +204,14 @@ def _export_extension(obj: Any) -> api.Tensor | None:
     return api.viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
+_CHARS = "?bBhHiIlLqQefdFD"  # numpy's letters for the dtypes that a copy in native order makes DLPack's
+
+
 def _export_copy(obj: Any) -> api.Tensor | None:
     """Return the tensor of a copy in native byte order; None if the Python path must explain a refusal."""
-    if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.kind not in "biufc":
+    if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.char not in _CHARS:
+        return None
+    if obj.dtype.isnative and _whole_elements(obj):  # the table refused it for another reason
         return None
     tensor: api.Tensor = dlx.convert(_native_order(obj), "dlx")
     return tensor

@@ -391,7 +391,8 @@ class Batch:
             try:
                 return resolved(transfer.obj, transfer.resolution.steps, source)
             except DlxError as error:
-                raise transfer.complete(error, self.request) from error.__cause__
+                transfer.complete(error, self.request)
+                raise
         consume, consumed = source.arrays.consume, False
         transfer.claimed = tensor  # an interrupt may come after `consume` is done and before its result is stored here
         try:
@@ -405,7 +406,8 @@ class Batch:
             if not consumed:
                 transfer.claimed = None  # `consume` itself failed: there is nothing to undo
             if isinstance(error, DlxError):
-                raise transfer.complete(error, self.request, consumed=consumed) from error.__cause__
+                transfer.complete(error, self.request, consumed=consumed)
+                raise
             what = f"{target.name} refused it:" if consumed else f"{source.name} failed:"
             raise transfer.complete(foreign_error(what, error), self.request, consumed=consumed) from error
 

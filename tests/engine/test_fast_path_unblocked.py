@@ -245,3 +245,31 @@ run(40)
 assert native.live() == live, (native.live(), live)
 assert resident() - before < 40 << 20, resident() - before
 """)
+
+
+@pytest.mark.parametrize("letter", ["g", "G", ">g"])
+def test_a_copy_that_is_refused_too_is_made_once(python, letter):
+    """Long doubles have no counterpart in native order either: no copy of a copy."""
+    python(f"""
+import sys
+import numpy as np
+import dlx
+sys.setrecursionlimit(1_000_000)
+array = np.zeros(3, "{letter}")
+for source in (array, [array]):
+    try:
+        dlx.convert(source, to="dlx")
+    except dlx.errors.DTypeError as error:
+        assert "no counterpart" in str(error), error
+    else:
+        raise AssertionError("not refused")
+""")
+
+
+def test_an_empty_array_of_an_extension_stays_read_only(np):
+    """It has no elements to copy: its strides and its mark are those of the source."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    source = np.zeros((2, 0), ml_dtypes.float8_e5m2)
+    source.flags.writeable = False
+    assert dlx.convert(source, to="dlx").readonly
+    assert all(each.readonly for each in dlx.convert([source, source[1:]], to="dlx"))
