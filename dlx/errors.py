@@ -185,11 +185,19 @@ class DlxError(Exception):
 
     Attributes
     ----------
+    source, target, path, root, option, via, details, sharing
+        The parameters, for programs. The message is made from them when it is read.
     action
         Name of the function of dlx that was called: ``"convert"``, ``"open"``, ``"share"``; ``"read"`` for a file that
         is open.
     brief
         The reason without its details.
+    reason
+        The reason with its details.
+    where
+        The path as text: ``"obj['a'][3].x"``.
+    fix
+        What to do: the sentence about `option`, then the parameter `fix`.
     """
 
     action = "convert"

@@ -26,7 +26,8 @@
     PyEval_RestoreThread(state);                \
   } while (0)
 
-/* The documentation of a builtin, which follows; dlx/_core/native.py has its signature. */
+/* The documentation of a builtin, which follows. It begins with the signature if dlx.adapter
+ * exports the builtin; dlx/_core/native.py has the signatures of all. */
 #define PY_DOC(name, text) static const char name##_doc[] = text
 
 /* Whether a builtin got the right number of arguments. Errors: 0 with TypeError. */

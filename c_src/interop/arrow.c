@@ -385,9 +385,12 @@ static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
   return 0;
 }
 
-PY_DOC(arrow_exchange,
-       "Return an exchange table that only exports, by an object's __arrow_c_array__ or "
-       "__arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type has that.");
+PY_DOC(
+    arrow_exchange,
+    "arrow_exchange(by_dlpack=False, /)\n--\n\n"
+    "Return an exchange table that only exports: numbers on the host, by an object's\n"
+    "__arrow_c_array__ or __arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type\n"
+    "has that.");
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   static const DLPackExchangeAPI tables[] = {
       {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
@@ -399,9 +402,11 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
 }
 
-PY_DOC(arrow_joined,
-       "Copy plain numbers of the host that cannot be shared into a new dlx.Tensor; None for all "
-       "else.");
+PY_DOC(
+    arrow_joined,
+    "arrow_joined(obj, /)\n--\n\n"
+    "Copy plain numbers on the host that cannot be shared unchanged into a new dlx.Tensor: chunks\n"
+    "are joined, and bools take a byte each. Return None for anything else.");
 static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
   column c;
   if (take_whole(obj, &c) < 0) return NULL;

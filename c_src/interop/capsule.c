@@ -97,9 +97,12 @@ static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
 
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
  * between taking the pointer and the new name there is C only. */
-PY_DOC(capsule_claim,
-       "Take ownership of a capsule's managed tensor and mark the capsule used; `tensor`, whose "
-       "holder can undo this at any time, or a new one becomes the owner.");
+PY_DOC(
+    capsule_claim,
+    "capsule_claim(capsule, tensor=None, /)\n--\n\n"
+    "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
+    "The given dlx.Tensor, or a new one, becomes the owner and is returned; its holder can undo\n"
+    "this at any time. A refused capsule keeps its name, and its own destructor frees it.");
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
   PyObject* capsule = args[0];

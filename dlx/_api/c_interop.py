@@ -40,8 +40,10 @@ def from_dlpack(obj: Any) -> Tensor:
 
     Raises
     ------
-    ConversionError, AdapterNotFoundError
-        As `dlx.convert`.
+    ConversionError
+        If `obj` cannot be converted; the class of the error gives the reason.
+    AdapterNotFoundError
+        If `obj` is not an array.
 
     Examples
     --------

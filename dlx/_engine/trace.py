@@ -63,7 +63,15 @@ class TraceRecord(NamedTuple):
 class Trace(Shown):
     """What dlx converts while this context is entered, in all threads.
 
-    It prints as a table, is one in notebooks, and has `records` and `json` for programs. Example: see `trace`.
+    It prints as a table, is one in notebooks, and has `records` and `json` for programs.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.trace() as seen:
+    ...     tensor = dlx.convert(b"abc", to="dlx", copy=True)
+    >>> [(record.outcome, record.nbytes) for record in seen.records]
+    [('copied', 3)]
     """
 
     def __init__(self) -> None:
@@ -72,7 +80,13 @@ class Trace(Shown):
         self._nbytes: Counter[tuple[Any, ...]] = Counter()
 
     def __enter__(self) -> Trace:
-        """Begin to record, or go on counting; raise a RuntimeError if it is entered already."""
+        """Begin to record. A trace that is entered again later goes on counting.
+
+        Raises
+        ------
+        RuntimeError
+            If it is already entered.
+        """
         _change(self, entered=True)
         return self
 

@@ -246,7 +246,10 @@ def reads_natives(devices: Devices) -> bool:
 
 
 class ReportedDevices(Devices):
-    """The devices of a framework that takes host memory only, and whose arrays say in ``__dlpack_device__`` where."""
+    """The devices of a framework that takes host memory only, and whose arrays say in ``__dlpack_device__`` where.
+
+    Pinned memory counts as host memory.
+    """
 
     def of(self, obj: Any) -> Device | None:
         """Return where an array says that it is; None where its type has no ``__dlpack_device__``."""
@@ -351,7 +354,12 @@ class Adapter:
         """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
 
         The default speaks the DLPack protocol. `stream` is the consumer's, None on the host; -1 where nothing is to be
-        ordered, since dlx does that (see `StreamSupport.current`). Override it for arrays without ``__dlpack__``.
+        ordered, since dlx does that (see `StreamSupport.current`).
+
+        Raises
+        ------
+        PluginError
+            If the array has no ``__dlpack__`` and the adapter does not override this method.
         """
         if not hasattr(type(obj), "__dlpack__"):
             raise PluginError(
@@ -373,8 +381,15 @@ class Adapter:
     def variant(self, wanted: type | Tensor) -> Adapter:
         """Return the adapter to load with, for a framework with several array types; itself, the default, else.
 
-        `wanted` is one of `types`, if a user named it as the target, or the tensor to be loaded. Raise an
-        AdapterNotFoundError if arrays of that type cannot be made.
+        Parameters
+        ----------
+        wanted
+            One of `types`, if a user named it as the target, or the tensor to be loaded.
+
+        Raises
+        ------
+        AdapterNotFoundError
+            If arrays of that type cannot be made.
         """
         return self
 
@@ -446,7 +461,13 @@ _names: TypeCache[str] = TypeCache()
 
 
 def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
-    """Return a `FastPath.describe` for arrays of which tensor and type say all; `protocols`: as ``"__dlpack__"``."""
+    """Return a `FastPath.describe` for arrays that their tensor and their type describe completely.
+
+    Parameters
+    ----------
+    protocols
+        Protocols by which the type exports memory, such as ``"__dlpack__"`` or ``"buffer"``.
+    """
 
     def describe(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
         kind: Any = type(obj)
@@ -465,7 +486,7 @@ buffer_exchange = native.buffer_exchange
 
 
 arrow_exchange = native.arrow_exchange
-"""``arrow_exchange()`` returns an exchange table for `FastPath` that exports the numbers of any object with
+"""``arrow_exchange()`` returns an exchange table for `FastPath` that exports numbers on the host of any object with
 ``__arrow_c_array__`` or ``__arrow_c_stream__``; ``arrow_exchange(True)`` by ``__dlpack__(max_version=...)`` where its
 type has that, which must know read-only memory on the host from all other."""
 

@@ -76,8 +76,9 @@ class Capabilities:
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
     copies
-        Whether it copies whatever it imports, so that ``copy=False`` is refused; or a mapping of the dtypes that it
-        copies, each with the reason: ``{"bool": "packs bools eight to a byte"}``.
+        Whether it copies everything that it imports: it shares no memory, accepts read-only memory, and ``copy=False``
+        is refused. A mapping names the dtypes that it copies, each with the reason:
+        ``{"bool": "packs bools eight to a byte"}``.
     home
         Device to which host memory is moved if a call names no device and does not forbid a copy; None: it stays.
     subbyte
@@ -88,8 +89,8 @@ class Capabilities:
         less than ``2**64``, with ``"leading bytes"`` to less than ``2**63`` bytes; ``"bytes"`` all but 0 make less than
         ``2**63`` bytes; ``"addressed"`` the same, and the address is not 0; ``"none"`` it takes no such array.
     refusals
-        (reason, fix) for dtypes and kinds of devices, by name, that need more words than that they are not taken:
-        ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
+        (reason, fix), by name, for dtypes and kinds of devices that the framework has but refuses, if the refusal needs
+        an explanation: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
     """
 
     dtypes: frozenset[str] | None
@@ -184,7 +185,9 @@ class Guard:
 
 @dataclass(frozen=True)
 class Owner:
-    """The object that keeps an array's memory alive, if the array itself does not: names of attributes, or of methods.
+    """The object that keeps an array's memory alive, if the array itself does not.
+
+    All names are those of attributes, or of methods, which are called without arguments.
 
     Attributes
     ----------
@@ -220,18 +223,19 @@ class FastPath:
     exchange
         ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``): a
         ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the process, in a capsule called
-        ``"dlpack_exchange_api"``; or None.
+        ``"dlpack_exchange_api"``; or None. A tensor from its borrow slot is copied before dlx calls anything else.
     imports
-        Whether the table makes arrays of the first of `Adapter.types`; else `Adapter.load` does. False for the table of
-        a base class. `Capabilities`: only of what these allow, which a framework with several array types
-        (`Adapter.variant`) must give; the rest takes the Python path.
+        Whether the table, if it can import, makes arrays of the first of `Adapter.types`; else `Adapter.load` does.
+        False for the table of a base class, which makes arrays of the base. `Capabilities`: only of what these allow;
+        the rest takes the Python path. A framework with several array types (`Adapter.variant`) must give those that
+        all of its types have.
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.
     unblocks
-        Whether the fast path resolves blockers that a copy resolves, of arrays on the host. True: by
-        `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives the `Tensor` of the same copy, or
-        None to leave it to these. False: the Python path does.
+        Whether the fast path resolves blockers that a copy resolves, for arrays on the host that neither the table nor
+        `export` hands out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives the
+        `Tensor` of the same copy, or None to leave it to these. False: the Python path does.
     owner
         What keeps an array's memory alive: an `Owner`, or ``"managed"`` for what the managed slot of the table makes,
         since an array may lose its memory while it lives. None: the array.
@@ -240,8 +244,10 @@ class FastPath:
         resolves a guard's blocker with that option is called.
     guard_function
         ``guard_function()`` gives a C function that answers guards for arrays of `types`, in a capsule called
-        ``"dlx_guard_function"`` (`dlx.h`), and the names of these guards (`Guard.ask`; `OWNER_BOUNDS` if it checks that
-        a tensor lies inside the memory of its owner); or None.
+        ``"dlx_guard_function"``, and the names of these guards (`Guard.ask`; `OWNER_BOUNDS` if it checks that every
+        tensor lies inside the memory of its owner); or None. The function (`dlx.h`) is an
+        ``int (*)(void *array, const DLTensor *borrowed)``. dlx calls it with NULL before it borrows memory, then with
+        the borrowed tensor. It returns 1 if all of these guards are false, and 0 to have Python ask them.
     conditions
         ``(module, attribute, value)`` that must be that very value, or Python is asked.
     checked_dtypes
@@ -253,8 +259,8 @@ class FastPath:
         ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
         made a tensor, as `Adapter.describe` does, which is asked if this is None; `name` is `Adapter.name`.
     ready
-        ``ready(array)`` says whether the fast path would neither wait for an array nor change it; if not, or if it
-        raises, `Adapter.describe` is asked. None: it never would.
+        ``ready(array)`` says whether the fast path would neither wait for an array nor change it. If not, or if it
+        raises, `Adapter.describe` is asked, which does neither. None: the fast path never would.
     """
 
     types: tuple[str, ...]
@@ -288,7 +294,8 @@ class StreamSupport:
     ----------
     current
         ``current(device)`` gives the framework's current stream on a device: a handle, or an object that has one; None
-        if each array has its own. It is asked once per device of a call, never for host memory.
+        if each array has its own. It is asked once per device of a call, never for host memory, both when the framework
+        is the producer and when it is the consumer.
     activate
         ``activate(stream)`` gives a context in which the framework works on a `Stream` of another, and which restores
         its own. None: its current stream cannot be set.
@@ -299,8 +306,8 @@ class StreamSupport:
         What the fast path asks instead of `current`, on CUDA. True: ``current_work_stream`` of the exchange table,
         whose streams live as long as the process, or as their makers say. A function: it gives ``(function,
         attribute)``; ``function(number of the device)`` gives an object that keeps the stream alive, whose attribute is
-        the handle.
-        With either, no device need be current for an export or an import. None: the Python path takes such arrays.
+        the handle. With either, no device need be current for an export or an import. None: arrays on devices take the
+        Python path.
     """
 
     current: Callable[[Device], Any] | None = None
@@ -342,7 +349,8 @@ class Arrays:
 class Placement:
     """How a framework that moves arrays to where they are used keeps committed ones on their device (jax).
 
-    `Adapter.load` makes arrays that may be moved; copies for those are in row-major order.
+    A call that names the device makes a committed array. `Adapter.load` makes arrays that may be moved; copies for
+    those are in row-major order.
 
     Attributes
     ----------
@@ -364,13 +372,16 @@ class WriteTracking:
     Attributes
     ----------
     guarded
-        ``guarded(obj, writable)`` gives a copy that is about to be passed to a function, such that writes to it are
-        refused, or counted; `writable` says whether the function is declared to write to it.
+        ``guarded(obj, writable)`` gives the array to pass to a function instead of `obj`, a copy without other
+        references, such that writes to it are refused, or counted. `writable` says whether the function is declared to
+        write to it. None: `obj` is passed.
     count
-        ``count(obj)`` gives how often an array was written to in place, or None if it is not counted.
+        ``count(obj)`` gives how often an array was written to in place, or None if it is not counted. None: no array's
+        writes are counted.
     mark_written
         ``mark_written(obj)`` tells the framework that other code has written to an array, passed on by `dlx.using`
-        (``writes=``) or `dlx.borrow`, so that gradients which need the old values are refused.
+        (``writes=``) or `dlx.borrow`, so that gradients which need the old values are refused. None: the framework does
+        not track such writes.
     """
 
     guarded: Callable[[Any, bool], Any] | None = None
@@ -388,8 +399,9 @@ class Container:
         Importable names of its types; subclasses that have no handler of their own are included.
     kind
         How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
-        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered and passes
-        through; if the adapter lists the type, too, its arrays are converted only as the root, as scalars are.
+        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, even if it is
+        a sequence or mapping, and passes through; if the adapter lists the type, too, its arrays are converted only as
+        the root, as scalars are.
     flatten
         ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None if children are counted, and the list
         of children in the same order. Both lists are the caller's from then on.
@@ -417,9 +429,10 @@ class Container:
         ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
         mapping whose elements are the container's own. None: `obj` itself.
     reader
-        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``, or None. ``get(key)`` returns the
-        child at an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)`` says whether `live` still
-        holds that very child there, False if it cannot tell. It may be None; only mutable containers are asked.
+        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``. ``get(key)`` returns the child at
+        an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)`` says, without making a wrapper of
+        the child, whether `live` still holds that very child there; False if it cannot tell. It may be None; only
+        mutable containers are asked. None: dlx calls ``live[key]``.
     """
 
     types: tuple[str, ...] = ()

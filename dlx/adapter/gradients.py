@@ -139,9 +139,20 @@ class GradSupport:
 
     @contextmanager
     def replayed(self, states: Sequence[Any]) -> Iterator[None]:
-        """Let a function draw the random numbers that it drew before, between two states of `random_state`.
+        """Let a function draw the random numbers that it drew before.
 
-        An adapter may call it where it lets functions run again. A ConversionError is raised if other threads drew.
+        An adapter inherits this method, and may call it when it runs a function again.
+
+        Parameters
+        ----------
+        states
+            Results of `random_state` before and after the function ran; empty for frameworks without it. Nothing is
+            replayed if the two are equal.
+
+        Raises
+        ------
+        ConversionError
+            If the function drew other numbers, because another thread drew some in between.
         """
         if not states or _equal(*states):
             yield

@@ -151,7 +151,7 @@ class Taken:
         return elements(self.address, self.shape, self.strides, self.dtype, padded=bool(self.flags & SUBBYTE_PADDED))
 
     def consume(self) -> Taken:
-        """Become the owner, as a consumer does, by renaming the capsule; return the object itself."""
+        """Become the owner, as a consumer does: rename the capsule, whose destructor then does nothing. Return self."""
         _set_name(self.capsule, _name(b"used_" + (LEGACY if self.legacy else VERSIONED)))
         return self
 
@@ -307,7 +307,7 @@ def swept() -> int:
 @set_module("dlx.testing")
 @dataclass(eq=False, repr=False)
 class Source:
-    """A producer that does exactly what its parameters say, and logs its calls.
+    """A producer over its own memory that does exactly what its parameters say, and logs its calls.
 
     Parameters
     ----------
@@ -429,7 +429,11 @@ class Source:
         return self.device if self.says is None else self.says
 
     def amiss(self) -> str:
-        """Return the fault in the bookkeeping once every result is gone; empty if there is none."""
+        """Return the fault in the bookkeeping once every result is gone; empty if there is none.
+
+        The deleter of a consumed capsule must be called once. A capsule that was not consumed keeps its name, and the
+        consumer must not call its deleter.
+        """
         for wait in range(14):  # a cycle, or a thread of a framework, may release it a little later
             if all(export.deleted or not export.consumed for export in self.exports):
                 break

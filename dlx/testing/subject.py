@@ -73,7 +73,7 @@ class Subject:
     views
         Views that change the layout of a 4 by 6 array: names of `VIEWS` -> function of the array.
     readonly
-        ``readonly(array)``: a read-only array of the same memory.
+        ``readonly(array)``: a read-only array of the same memory. None: the library has none.
     immutable
         Whether all of its arrays are read-only.
     writable
@@ -155,7 +155,7 @@ class Subject:
         return (1,) * (low - len(wanted)) + wanted
 
     def array(self, dtype: str = "float32", *shape: int) -> tuple[Any, bytes]:
-        """Return (an array of the library, its bytes)."""
+        """Return (an array of the library, its bytes); the default is 4 by 6 float32."""
         assert self.make is not None
         dtype, wanted = self.dtype(dtype), self.shape(*(shape or (4, 6)))
         count = math.prod(wanted)

@@ -10,6 +10,7 @@ import typing
 import pytest
 
 import dlx
+import dlx.adapter
 
 FUNCTIONS = [name for name in dlx.__all__ if getattr(getattr(dlx, name), "__module__", "") == "dlx"]
 FUNCTIONS = [name for name in FUNCTIONS if not isinstance(getattr(dlx, name), type)]
@@ -39,6 +40,21 @@ def test_signatures_of_classes_have_no_quotes(name):
     for function in (kind, *(each for each in vars(kind).values() if inspect.isfunction(each))):
         signature = str(inspect.signature(function))
         assert ": '" not in signature and "-> '" not in signature and "ForwardRef" not in signature
+
+
+@pytest.mark.parametrize(
+    ("function", "signature"),
+    [
+        (dlx.adapter.consumed, "(capsule, tensor=None, /)"),
+        (dlx.adapter.arrow_exchange, "(by_dlpack=False, /)"),
+        (dlx.adapter.buffer_exchange, "()"),
+        (dlx.adapter.ArrowSource.joined, "(obj, /)"),
+    ],
+)
+def test_public_builtins_have_a_signature(function, signature):
+    """Their documentation in C begins with it, and the text that follows is without it."""
+    assert str(inspect.signature(function)) == signature
+    assert inspect.getdoc(function).startswith(("Return ", "Take ", "Copy "))
 
 
 def test_annotations_are_evaluated_as_before():
