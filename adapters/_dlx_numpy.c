@@ -48,7 +48,7 @@ typedef struct {
 typedef PyObject* (*new_array)(PyTypeObject*, int, const Py_ssize_t*, int, const Py_ssize_t*, void*,
                                int, int, PyObject*);
 
-/* What is raised, made once: a caller that goes another way then meets it at every call. */
+/* Messages, made once: a caller that falls back to another way meets one at every call. */
 static PyObject *no_dtype, *no_strides, *no_flag;
 
 static PyTypeObject* array_type;
@@ -312,9 +312,9 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  no_dtype = PyUnicode_FromString("DLPack cannot say what this array is");
-  no_strides = PyUnicode_FromString("the array's strides are not whole elements");
-  no_flag = PyUnicode_FromString("a DLTensor cannot say read-only");
+  no_dtype = PyUnicode_InternFromString("DLPack cannot say what this array is");
+  no_strides = PyUnicode_InternFromString("the array's strides are not whole elements");
+  no_flag = PyUnicode_InternFromString("a DLTensor cannot say read-only");
   if (no_dtype == NULL || no_strides == NULL || no_flag == NULL || py_gil_open() < 0) return NULL;
   return py_without_gil(PyModule_Create(&definition));
 }

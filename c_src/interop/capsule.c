@@ -105,9 +105,9 @@ PY_DOC(
     "this at any time. A refused capsule keeps its name, and its own destructor frees it.");
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
-  PyObject* capsule = args[0];
-  if (nargs == 2 && py_tensor_managed(args[1]) == NULL) return NULL;
-  TensorObject* tensor = nargs == 1 ? py_tensor_alloc() : (TensorObject*)Py_NewRef(args[1]);
+  PyObject *capsule = args[0], *owner = nargs == 2 && args[1] != Py_None ? args[1] : NULL;
+  if (owner && py_tensor_managed(owner) == NULL) return NULL;
+  TensorObject* tensor = owner ? (TensorObject*)Py_NewRef(owner) : py_tensor_alloc();
   if (tensor == NULL) return NULL;
   DLManagedTensorVersioned *before = tensor->managed, *claimed = NULL;
   int legacy;

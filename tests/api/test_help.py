@@ -96,6 +96,11 @@ def test_editors_know_the_result(np):
     assert "reshape" in completed(source)
 
 
+def test_consumed_takes_its_default():
+    """None is what the signature says, and means a new tensor."""
+    assert dlx.adapter.consumed(dlx.to_capsule(bytearray(2)), None).shape == (2,)
+
+
 def test_prompts_show_the_signature():
     """Jedi reads it of the living function."""
     jedi = pytest.importorskip("jedi")
