@@ -3,7 +3,8 @@
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
 
-#include "copy.h"
+#include "dlx.h"
+#include "workers.h"
 
 #include <errno.h>
 #include <stdatomic.h>
