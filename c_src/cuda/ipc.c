@@ -89,10 +89,8 @@ static int create(memory* self) {
   return status == DLX_OK ? map(self, made) : status;
 }
 
-static int allocate(memory* self, const unsigned char* unused_handle, int unused_fd) {
-  int yes = 0;
-  (void)unused_handle, (void)unused_fd;
-  int status = cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
+static int allocate(memory* self) {
+  int yes = 0, status = cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
   if (status != DLX_OK) return status;
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* plain memory: DLX_IPC_NONE */
   status = cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
@@ -118,15 +116,15 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   return status;
 }
 
-/* Owns, Errors: as dlx_ipc_open. */
-static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
-                const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
+/* Open memory by a handle, or make some without one. Owns, Errors: as dlx_ipc_open. */
+static int make(memory like, const unsigned char* handle, int fd, void** owner,
+                uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = like;
   int before, status = enter(like.device, &before);
   if (status == DLX_OK) {
-    status = fill(self, handle, fd);
+    status = handle ? open_memory(self, handle, fd) : allocate(self);
     cuda_leave(before);
   }
   *address = (uintptr_t)self->address;
@@ -139,18 +137,18 @@ static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
 
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  return make(like, allocate, NULL, 0, owner, address);
+  return make(like, NULL, -1, owner, address);
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
-  int status = make(like, open_memory, handle, fd, owner, address);
+  int status = make(like, handle, fd, owner, address);
   if (status == DLX_OK) *size = (int64_t)((memory*)*owner)->size;
   return status;
 }
 
-/* Whether another process can open an allocation by a descriptor. */
+/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver exports an allocation so. */
 static int find_descriptor(cu_address start, int* kind) {
   cu_allocation found = 0; /* none if the memory is of a pool */
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);

@@ -128,10 +128,6 @@ def not_writable() -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Pass an array that can be written to.")
 
 
-def _at_root(i: int) -> tuple[Any, ...]:
-    return ()
-
-
 class Batch:
     """The conversion of arrays to one target; `to` is what the caller named, if the fast path may be used."""
 
@@ -150,7 +146,7 @@ class Batch:
         to: Any = None,
     ) -> None:
         self.request, self.objs, self.sources = request, objs, sources
-        self.path, self.failures, self.to = path or _at_root, failures, to
+        self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, Transfer] = {}
