@@ -235,7 +235,7 @@ class FastPath:
     unblocks
         Whether the fast path resolves blockers that a copy resolves, for arrays on the host that neither the table nor
         `export` hands out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives the
-        `Tensor` of the same copy, or None to leave it to these. False: the Python path does.
+        same copy, as a `Tensor` or an array of its type, or None to leave it to these. False: the Python path does.
     owner
         What keeps an array's memory alive: an `Owner`, or ``"managed"`` for what the managed slot of the table makes,
         since an array may lose its memory while it lives. None: the array.
@@ -268,7 +268,7 @@ class FastPath:
     exchange: Callable[[], Any] | None = None
     imports: bool | Capabilities = True
     export: Callable[[Any], Tensor | None] | None = None
-    unblocks: Callable[[Any], Tensor | None] | bool = False
+    unblocks: Callable[[Any], Any] | bool = False
     owner: Owner | Literal["managed"] | None = None
     guards: tuple[Guard, ...] = ()
     guard_function: Callable[[], tuple[Any, frozenset[str]] | None] | None = None
