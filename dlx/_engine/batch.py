@@ -19,7 +19,16 @@ from dlx._engine import trace
 from dlx._engine.executor import execute, is_read_in_place, resolved
 from dlx._engine.failures import RAISING, Failures, Located
 from dlx._engine.plan import Copy, Relabel, Resolve
-from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
+from dlx._engine.planner import (
+    DEFERRED,
+    UNDECIDED,
+    Decision,
+    check_copies,
+    decide,
+    decide_before_export,
+    defer_chunks,
+    share_unchanged,
+)
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract, adapter_call, info_of, marked
@@ -259,11 +268,11 @@ class Batch:
                 obj
             )
             maps = self._may_defer and source.arrays.map_chunks is not None
-            later = deferred(obj, source, self.request) if maps else None
+            later = defer_chunks(obj, source, self.request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
-                transfer.resolution = approach(obj, source, blockers, transfer.info, self.request)
+                transfer.resolution = decide_before_export(obj, source, blockers, transfer.info, self.request)
             on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.resolution.outcome == "unknown" and not on_host:
                 self._reach(transfer)
@@ -341,7 +350,7 @@ class Batch:
         transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
             raise not_writable()
-        kept = as_it_is(transfer.tensor, before, source, self.request)
+        kept = share_unchanged(transfer.tensor, before, source, self.request)
         transfer.decision = self.decided(transfer, transfer.tensor) if kept is None else kept
 
     def decided(self, transfer: Transfer, tensor: Tensor) -> Decision:

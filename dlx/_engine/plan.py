@@ -14,7 +14,7 @@ from dlx._support.display import Shown, columns, table
 from dlx._support.module import set_module
 from dlx._support.text import SHOWN, amount, one_line
 from dlx._support.tracebacks import REFUSALS, shorten
-from dlx.errors import DlxError, written
+from dlx.errors import DlxError, format_option
 from dlx.typing import Outcome
 
 BYTES = DType("uint8")
@@ -47,8 +47,8 @@ class Step:
     option: tuple[str, Any] | tuple[()] = ()
     details: tuple[tuple[str, str], ...] = ()
 
-    def reason(self, write: Callable[[str, Any], str] = written, *, brief: bool = False) -> str:
-        """Return why it is done, its option written by ``write(name, value)``; `brief` leaves the details out."""
+    def reason(self, write: Callable[[str, Any], str] = format_option, *, brief: bool = False) -> str:
+        """Return why it is done, its option formatted by ``write(name, value)``; `brief` leaves the details out."""
         why = self.why + "".join(text for _, text in self.details if not brief)
         return ": ".join(filter(None, (write(*self.option) if self.option else "", why)))
 

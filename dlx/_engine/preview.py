@@ -11,7 +11,7 @@ from dlx._engine.executor import forget_frames
 from dlx._engine.failures import Failures, together
 from dlx._engine.fast_path import exported
 from dlx._engine.plan import Plan
-from dlx._engine.planner import UNDECIDED, Decision, approach, as_it_is, decide
+from dlx._engine.planner import UNDECIDED, Decision, decide, decide_before_export, share_unchanged
 from dlx._engine.request import Request
 from dlx._engine.streams import StreamSync
 from dlx._engine.tree import Tree
@@ -33,7 +33,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
         if source is target.source:
             decision = _approach_described(obj, source, info, request)
         if decision.outcome == "unknown":
-            plain = as_it_is(tensor, decision, source, request, in_full=True)
+            plain = share_unchanged(tensor, decision, source, request, in_full=True)
             decision = decide(tensor, decision, source, request, _no_sync) if plain is None else plain
     except MemoryError:
         raise
@@ -49,7 +49,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
 
 
 def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
-    return approach(obj, source, (), lambda: info, request)
+    return decide_before_export(obj, source, (), lambda: info, request)
 
 
 def _no_sync() -> StreamSync:

@@ -12,7 +12,7 @@ from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, Device, host_readable
-from dlx._support.reflect import TypeCache, class_name, cut, foreign_error, is_key, message_of
+from dlx._support.reflect import TypeCache, class_name, foreign_error, is_key, message_of, truncate
 from dlx.errors import DlxError, ProtocolError
 
 __all__ = ["answered", "device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
@@ -80,7 +80,7 @@ def no_numbers(dtype: Any) -> str:
         raise
     except Exception:  # as above
         return ""
-    return f"its dtype is {cut(said, 60)}, and DLPack knows numbers only" if is_known else ""
+    return f"its dtype is {truncate(said, 60)}, and DLPack knows numbers only" if is_known else ""
 
 
 def export(obj: Any, *, stream: int | None = None) -> Tensor:

@@ -13,10 +13,10 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from dlx._support.module import set_module
-from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
+from dlx.errors import ConversionError, DlxError, class_name, safe_repr, truncate
 
 __all__ = [
-    "MAX_MESSAGE", "TypeCache", "class_name", "cut", "derives", "exception_text", "find_in", "first_line",
+    "MAX_MESSAGE", "TypeCache", "class_name", "derives", "exception_text", "find_in", "first_line",
     "foreign_error", "foreign_errors", "is_key", "message_of", "module_of", "packages", "packages_of",
     "safe_repr", "type_name",
 ]  # fmt: skip
@@ -49,9 +49,9 @@ def first_line(text: str) -> str:
 
 
 def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
-    """Return the first line of an exception's message, cut if it is long."""
+    """Return the first line of an exception's message, truncated."""
     try:
-        return cut(first_line(str(error)), most)
+        return truncate(first_line(str(error)), most)
     except MemoryError:
         raise
     except Exception as failure:

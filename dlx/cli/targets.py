@@ -19,7 +19,7 @@ from dlx._support.text import amount
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
-from dlx.errors import ConversionError, DlxError, sentences, written
+from dlx.errors import ConversionError, DlxError, format_option, sentences
 
 _ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
 
@@ -43,7 +43,7 @@ class Outcome:
     steps: tuple[Step, ...] = ()  # none if memory is simply shared
     error: DlxError | None = None  # of a refusal
 
-    def why(self, write: Any = written, *, brief: bool = False) -> str:
+    def why(self, write: Any = format_option, *, brief: bool = False) -> str:
         """Return the steps, or the reason of a refusal, with options as ``write(name, value)``.
 
         `brief` leaves out what differs between arrays, and a framework's dtypes, which `dlx dtypes` shows.
@@ -140,7 +140,7 @@ def _abstract(entry: Entry) -> Any:
 
 
 def show(found: Sequence[Outcome], screen: Screen) -> None:
-    """Print the outcome of one array for each target; a long reason is written once."""
+    """Print the outcome of one array for each target; a long reason is printed once."""
     rows: list[list[Cell]] = []
     firsts: dict[str, str] = {}
     for each in found:
