@@ -33,7 +33,7 @@ from dlx.testing.subject import Broken, Subject, adapter_of, attempt, error_line
 from dlx.typing import READONLY
 
 
-def own_of(lib: Subject) -> Adapter:
+def get_adapter(lib: Subject) -> Adapter:
     """Return the subject's adapter."""
     found = adapter_of(lib.adapter)
     if found is None:
@@ -41,20 +41,20 @@ def own_of(lib: Subject) -> Adapter:
     return found
 
 
-def target_of(lib: Subject) -> Any:
+def get_target(lib: Subject) -> Any:
     """Return the adapter as a target; `NotApplicable` if it is none."""
-    lib.needs(own_of(lib).capabilities() is not None, f"{lib.adapter} cannot be a target")
+    lib.needs(get_adapter(lib).capabilities() is not None, f"{lib.adapter} cannot be a target")
     return registry.target(lib.adapter)
 
 
-def tensor_of(source: Source, *, readonly: bool = False) -> Any:
+def make_tensor(source: Source, *, readonly: bool = False) -> Any:
     """Return a source's memory as a dlx.Tensor."""
     return from_pointer(
         source.address, source.shape, source.dtype, strides=source.strides, readonly=readonly, owner=source.memory
     )
 
 
-def dtypes_of(target: Any) -> list[str]:
+def list_dtypes(target: Any) -> list[str]:
     """Return the dtypes that a target takes."""
     taken = target.capabilities.dtypes
     return sorted((target.adapter.dtypes.known() or OTHERS) if taken is None else taken)
@@ -64,10 +64,10 @@ def _shape(target: Any) -> tuple[int, ...]:
     return (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
 
 
-def sources(target: Any) -> list[tuple[str, Source]]:
+def make_sources(target: Any) -> list[tuple[str, Source]]:
     """Return sources of every layout and alignment that the target's number of dimensions allows."""
     stated = target.capabilities
-    names = dtypes_of(target)
+    names = list_dtypes(target)
     dtype = "float32" if "float32" in names else names[0]
     whole = DType(dtype).bits % 8 == 0
     low, high = stated.ndims
@@ -83,7 +83,7 @@ def sources(target: Any) -> list[tuple[str, Source]]:
     return made
 
 
-def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | None]:
+def convert_as_planned(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | None]:
     """Return (result, None) or (None, error); raise `Broken` if that is not what `dlx.plan` says."""
     plan = api.plan(source, to=to, **options)
     result, error = attempt(api.convert, source, to=to, **options)
@@ -102,7 +102,7 @@ def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | Non
     return None, error
 
 
-def same(back: Any, source: Source, what: str) -> None:
+def check_equal(back: Any, source: Source, what: str) -> None:
     """Raise `Broken` unless a dlx.Tensor shows what a source has."""
     must(back.dtype == source.dtype, f"{what}: {source.dtype} became {back.dtype}")
     must(back.shape == source.shape, f"{what}: shape {source.shape} became {back.shape}")
@@ -114,7 +114,7 @@ def same(back: Any, source: Source, what: str) -> None:
 @check("adapter", "contract", "refuses")
 def adapter_contract(lib: Subject) -> None:
     """What the adapter declares can be looked up, and its dtypes and devices translate both ways."""
-    adapter = own_of(lib)
+    adapter = get_adapter(lib)
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
     must(str(version_of(adapter)), "it does not know its framework's version")
     for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
@@ -133,54 +133,54 @@ def adapter_contract(lib: Subject) -> None:
         must(not strange, f"dtypes that dlx does not know: {strange}")
     host = devices.from_native(devices.to_native(HOST))
     must(host == HOST, f"the host becomes {host}")
-    tensor = None if stated is None else _taken(registry.target(lib.adapter))
+    tensor = None if stated is None else _find_supported(registry.target(lib.adapter))
     if lib.make is not None:
-        check_answers(adapter, lib.array()[0], tensor)
+        check_results(adapter, lib.array()[0], tensor)
     elif tensor is not None:
-        check_answers(adapter, adapter.variant(tensor).load(tensor), tensor)
+        check_results(adapter, adapter.variant(tensor).load(tensor), tensor)
 
 
-def _taken(target: Any) -> Tensor | None:
+def _find_supported(target: Any) -> Tensor | None:
     """Return a tensor that a target takes as it is."""
-    return next((made for _, source in sources(target) if not target.check(made := tensor_of(source))), None)
+    return next((made for _, source in make_sources(target) if not target.check(made := make_tensor(source))), None)
 
 
 @check("adapter", "dtypes", "wrong")
 def adapter_round_trips(lib: Subject) -> None:
     """Every dtype that the adapter takes goes in and comes back with every bit."""
-    target = target_of(lib)
-    for dtype in dtypes_of(target):
+    target = get_target(lib)
+    for dtype in list_dtypes(target):
         source = Source(dtype, _shape(target))
-        inside, error = converted(tensor_of(source), lib.adapter)
+        inside, error = convert_as_planned(make_tensor(source), lib.adapter)
         must(error is None, f"{dtype}, which it declares: {error}")
-        back, error = converted(inside, "dlx")
+        back, error = convert_as_planned(inside, "dlx")
         must(error is None, f"{dtype} does not come back: {error}")
-        same(back, source, dtype)
+        check_equal(back, source, dtype)
 
 
 @check("adapter", "dtypes", "wrong")
 def adapter_narrowing(lib: Subject) -> None:
     """A dtype that the adapter does not take is refused."""
-    target = target_of(lib)
-    for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
+    target = get_target(lib)
+    for dtype in sorted(set(OTHERS) - set(list_dtypes(target))):
         source = Source(dtype, _shape(target))
-        inside, error = converted(tensor_of(source), lib.adapter)
+        inside, error = convert_as_planned(make_tensor(source), lib.adapter)
         if error is None:
-            same(api.convert(inside, to="dlx"), source, dtype)
+            check_equal(api.convert(inside, to="dlx"), source, dtype)
 
 
 @check("adapter", "layouts", "wrong", alone=True)
 def adapter_layouts(lib: Subject) -> None:
     """Every layout comes in right: shared or copied, as `dlx.plan` says."""
-    target = target_of(lib)
-    for name, source in sources(target):
+    target = get_target(lib)
+    for name, source in make_sources(target):
         for copy in (None, False, True):
-            tensor = tensor_of(source)
-            result, error = converted(tensor, lib.adapter, copy=copy)
+            tensor = make_tensor(source)
+            result, error = convert_as_planned(tensor, lib.adapter, copy=copy)
             if error is not None:
                 must(copy is False, f"{name}: refused with copy={copy}: {error}")
                 continue
-            same(api.convert(result, to="dlx"), source, f"{name}, copy={copy}")
+            check_equal(api.convert(result, to="dlx"), source, f"{name}, copy={copy}")
             address = describe(result).address
             if not source.elements() or not address:
                 continue
@@ -191,15 +191,15 @@ def adapter_layouts(lib: Subject) -> None:
 @check("adapter", "layouts", "fatal", alone=True)
 def adapter_capabilities(lib: Subject) -> str:
     """What its capabilities allow is taken as it is: shared, unless they say that it copies."""
-    target = target_of(lib)
+    target = get_target(lib)
     taken = []
-    for name, source in sources(target):
-        tensor = tensor_of(source)
+    for name, source in make_sources(target):
+        tensor = make_tensor(source)
         if target.check(tensor):
             continue
         result, error = attempt(target.over(tensor).adapter.load, tensor)
         must(error is None, f"{name}, which its capabilities allow: {error_line(error)}")
-        same(api.convert(result, to="dlx"), source, name)
+        check_equal(api.convert(result, to="dlx"), source, name)
         address = describe(result).address
         moved = address and address != source.address and source.elements()
         copies = target.capabilities.copies
@@ -213,9 +213,9 @@ def adapter_capabilities(lib: Subject) -> str:
 @check("adapter", "read-only", "wrong")
 def adapter_readonly(lib: Subject) -> None:
     """Read-only memory cannot be written through what comes in, and is refused where it says so."""
-    source = plain_source(lib)
+    source = make_source(lib)
     for policy in READONLY:
-        result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
+        result, error = convert_as_planned(make_tensor(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
             must(policy == "error", f"readonly={policy!r}: {error}")
             must(isinstance(error, ReadOnlyError), f"refused with {error_line(error)}")
@@ -229,21 +229,21 @@ def adapter_readonly(lib: Subject) -> None:
             must(source.elements() == before, f"readonly={policy!r}: the result writes to the source")
 
 
-def plain_source(lib: Subject) -> Source:
+def make_source(lib: Subject) -> Source:
     """Return a row-major source for an adapter."""
-    return next(source for name, source in sources(target_of(lib)) if name in ("row-major", "scalar"))
+    return next(source for name, source in make_sources(get_target(lib)) if name in ("row-major", "scalar"))
 
 
-def array_of(lib: Subject) -> tuple[Any, Source]:
+def make_array(lib: Subject) -> tuple[Any, Source]:
     """Return (an array of the framework, its source)."""
-    source = plain_source(lib)
-    return api.convert(tensor_of(source), to=lib.adapter), source
+    source = make_source(lib)
+    return api.convert(make_tensor(source), to=lib.adapter), source
 
 
 @check("adapter", "contract", "wrong")
 def adapter_describes(lib: Subject) -> None:
     """`dlx.describe` says what an export gives."""
-    array = array_of(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
+    array = make_array(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
     info, tensor = describe(array), api.convert(array, to="dlx")
     must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
     must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
@@ -255,12 +255,12 @@ def adapter_describes(lib: Subject) -> None:
 @check("adapter", "copies", "wrong")
 def adapter_identity(lib: Subject) -> None:
     """An array that is in the framework already stays what it is; `copy=True` makes another."""
-    array, source = array_of(lib)
+    array, source = make_array(lib)
     must(api.convert(array, to=lib.adapter) is array, "another object came back")
     copied = api.convert(array, to=lib.adapter, copy=True)
     must(describe(copied).address != source.address, "copy=True shares the memory")
     must(type(copied) is type(array), f"a copy is {type_name(type(copied))}")
-    same(api.convert(copied, to="dlx"), source, "copy=True")
+    check_equal(api.convert(copied, to="dlx"), source, "copy=True")
 
 
 @check("adapter", "lifetimes", "fatal")
@@ -270,7 +270,7 @@ def adapter_lifetimes(lib: Subject) -> None:
     class Owner(bytearray):
         """Memory that can be watched."""
 
-    array, source = array_of(lib)
+    array, source = make_array(lib)
     owner = Owner(source.elements())
     watch = weakref.ref(owner)
     view = api.convert(memoryview(owner), to="dlx")
@@ -281,27 +281,27 @@ def adapter_lifetimes(lib: Subject) -> None:
     del given
     gc.collect()
     must(not shared or watch() is not None, "the owner was released while the result uses its memory")
-    same(api.convert(result, to="dlx"), source, "after its source was dropped")
+    check_equal(api.convert(result, to="dlx"), source, "after its source was dropped")
     del result
     gc.collect()
     must(watch() is None, "the owner outlives the result: it is never released")
     back = api.convert(array, to="dlx")
     del array
     gc.collect()
-    same(back, source, "after its array was dropped")
+    check_equal(back, source, "after its array was dropped")
 
 
 @check("adapter", "leaks", "wrong")
 def adapter_leaks(lib: Subject) -> None:
     """Nothing is left behind, also where a conversion is refused."""
-    target = target_of(lib)
-    made = sources(target)
+    target = get_target(lib)
+    made = make_sources(target)
 
     def once() -> None:
         for _, source in made:
             for options in ({}, {"copy": False}, {"copy": True}, {"readonly": "error"}, {"stream": 7}):
                 for readonly in (False, True):
-                    tensor = tensor_of(source, readonly=readonly)
+                    tensor = make_tensor(source, readonly=readonly)
                     result, _ = attempt(api.convert, tensor, to=lib.adapter, **options)
                     if result is not None:
                         attempt(api.convert, result, to="dlx", **options)
@@ -319,14 +319,16 @@ def adapter_leaks(lib: Subject) -> None:
 @check("adapter", "threads", "fatal")
 def adapter_threads(lib: Subject) -> None:
     """Many threads may convert at once."""
-    array, source = array_of(lib)
-    mine = [plain_source(lib) for _ in range(8)]
+    array, source = make_array(lib)
+    mine = [make_source(lib) for _ in range(8)]
     before = native.live()
 
     def work(i: int) -> None:
         for _ in range(50):
-            same(api.convert(array, to="dlx"), source, "out of it")
-            same(api.convert(api.convert(tensor_of(mine[i]), to=lib.adapter), to="dlx"), mine[i], "and into it")
+            check_equal(api.convert(array, to="dlx"), source, "out of it")
+            check_equal(
+                api.convert(api.convert(make_tensor(mine[i]), to=lib.adapter), to="dlx"), mine[i], "and into it"
+            )
 
     together_well(work)
     gc.collect()
@@ -336,12 +338,12 @@ def adapter_threads(lib: Subject) -> None:
 @check("adapter", "contract", "wrong")
 def adapter_fast_path(lib: Subject) -> None:
     """Its fast-path types take the fast path to the same result as the Python path."""
-    adapter = own_of(lib)
+    adapter = get_adapter(lib)
     lib.needs(adapter.fast_path is not None and adapter.fast_path.types, "it lists no fast-path types")
     slow = inspect.unwrap(api.convert)
-    target = target_of(lib)
-    for dtype in dtypes_of(target):
-        array = api.convert(tensor_of(Source(dtype, _shape(target))), to=lib.adapter)
+    target = get_target(lib)
+    for dtype in list_dtypes(target):
+        array = api.convert(make_tensor(Source(dtype, _shape(target))), to=lib.adapter)
         for to in ("dlx", lib.adapter):
             pair = [attempt(path, array, to=to) for path in (api.convert, api.convert, slow)]
             raised = {type(error) for _, error in pair}
@@ -356,7 +358,7 @@ def adapter_containers(lib: Subject) -> None:
     """Containers keep their type and paths, and every array in them is converted."""
     lib.needs(lib.containers, "no containers are given")
     for name, make in lib.containers.items():
-        tree = make(api.convert(tensor_of(Source("float32", (4, 6))), to="dlx"))
+        tree = make(api.convert(make_tensor(Source("float32", (4, 6))), to="dlx"))
         plan = api.plan(tree, to="dlx")
         must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: no array is found in it: {plan}")
         try:
@@ -372,7 +374,7 @@ def adapter_containers(lib: Subject) -> None:
 @check("adapter", "contract", "friction", alone=True)
 def adapter_imports_nothing(lib: Subject) -> None:
     """Finding and loading the adapter does not import its framework."""
-    adapter = own_of(lib)
+    adapter = get_adapter(lib)
     lib.needs(adapter.package != "dlx", "it is dlx's own")
     code = f"""
 import importlib, sys
@@ -388,10 +390,10 @@ print({adapter.package!r} in sys.modules)
 @check("adapter", "threads", "fatal", alone=True)
 def adapter_end(lib: Subject) -> None:
     """The process ends well while converted arrays are still held."""
-    array, _ = array_of(lib)
-    cycle: list[Any] = [array, api.convert(array, to="dlx"), array_of(lib)[0]]
+    array, _ = make_array(lib)
+    cycle: list[Any] = [array, api.convert(array, to="dlx"), make_array(lib)[0]]
     cycle.append(cycle)
-    builtins.held_by_the_kit = [array_of(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
+    builtins.held_by_the_kit = [make_array(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
 
 
 # ---- the types that hooks must return, on which a conversion relies without a check ----------------------------------
@@ -407,15 +409,15 @@ _INFO: dict[str, Any] = {
 }
 
 
-def check_answers(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
+def check_results(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
     """Call every hook with an array, and a tensor if the adapter is a target; `Broken` if one returns a wrong type."""
-    for hook, kinds, function, *arguments in _calls(adapter, array, tensor):
+    for hook, kinds, function, *arguments in _iter_calls(adapter, array, tensor):
         answer, error = attempt(function, *arguments)
         if error is None:  # what raises is reported by the checks that convert
-            _must_be(adapter, hook, answer, kinds)
+            _check_type(adapter, hook, answer, kinds)
 
 
-def _must_be(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
+def _check_type(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
     named = kinds if isinstance(kinds, tuple) else (kinds,)
     wanted = " or ".join("None" if kind is _NONE else kind.__name__ for kind in named)
     # By the exact type too: an object whose class cannot be asked for is of no right type.
@@ -423,19 +425,19 @@ def _must_be(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
     must(found and error is None, f"{hook} of {adapter.name!r} gave {safe_repr(answer)}, not {wanted}")
     if type(answer) is Description:
         for blocker in answer.blockers if isinstance(answer.blockers, tuple) else (answer.blockers,):
-            _must_be(adapter, f"{hook}, blockers", blocker, Blocker)
-        _must_be(adapter, f"{hook}, tensor", answer.tensor, (Tensor, _NONE))
+            _check_type(adapter, f"{hook}, blockers", blocker, Blocker)
+        _check_type(adapter, f"{hook}, tensor", answer.tensor, (Tensor, _NONE))
         info = answer.info() if callable(answer.info) else answer.info
-        _must_be(adapter, f"{hook}, info", info, (ArrayInfo, _NONE))
+        _check_type(adapter, f"{hook}, info", info, (ArrayInfo, _NONE))
         for field, kind in _INFO.items() if info is not None else ():
-            _must_be(adapter, f"{hook}, info.{field}", getattr(info, field), kind)
+            _check_type(adapter, f"{hook}, info.{field}", getattr(info, field), kind)
     elif type(answer) is Capabilities:
         for name, pair in answer.refusals.items():
             right = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, str) for each in (name, *pair))
             must(right, f"{hook} of {adapter.name!r} refuses {name!r} with {safe_repr(pair)}, not (reason, fix)")
 
 
-def _calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tuple[Any, ...]]:
+def _iter_calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tuple[Any, ...]]:
     """Give (name, types, function, arguments...) for the hooks that can be called for an array."""
     exact, dtypes, devices = classes_of(adapter) or object, adapter.dtypes, adapter.devices
     yield "describe", Description, adapter.describe, array

@@ -16,7 +16,7 @@ from dlx.testing.check import check
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
 
 
-def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
+def iter_views(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
     """Give (name, view, its shape, its bytes) of each view that the subject can make."""
     lib.needs(lib.views and lib.ndims[1] > 1, "no views of its arrays are known")
     for name, view in lib.views.items():
@@ -28,7 +28,7 @@ def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
             yield name, made, shape, b"".join(data[at : at + 4] for at in left)
 
 
-def readonly_of(lib: Subject) -> Any:
+def make_readonly(lib: Subject) -> Any:
     """Return a read-only array of the subject's."""
     array = lib.array()[0]
     lib.needs(lib.immutable or lib.readonly, "it has no read-only arrays")
@@ -49,7 +49,7 @@ def export_dtypes(lib: Subject) -> None:
 def export_layouts(lib: Subject) -> str:
     """A view leaves with its own shape, strides and elements."""
     refused = []
-    for name, view, shape, data in viewed(lib):
+    for name, view, shape, data in iter_views(lib):
         taken, error = lib.ask(view, **lib.asking(view))
         if error is not None:
             refused.append(f"{name} ({type(error).__name__})")
@@ -71,12 +71,12 @@ def export_strides(lib: Subject) -> None:
 def export_device(lib: Subject) -> None:
     """`__dlpack_device__` names the device of the capsule, as two integers."""
     array = lib.array()[0]
-    said, error = attempt(array.__dlpack_device__)
+    device, error = attempt(array.__dlpack_device__)
     must(error is None, f"__dlpack_device__ raised {error_line(error)}")
     taken = lib.versioned(array)
-    kind, number = said
-    must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ says {said}")
-    must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {said}, the capsule {taken.device}")
+    kind, number = device
+    must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ says {device}")
+    must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {device}, the capsule {taken.device}")
 
 
 @check("producer", "layouts", "fatal")
@@ -150,7 +150,7 @@ def export_readonly(lib: Subject) -> str | None:
     taken = Taken(x.__dlpack__(max_version=(1, 0)))
     assert taken.readonly, taken.capsule
     """
-    array = readonly_of(lib)
+    array = make_readonly(lib)
     taken, error = lib.ask(array, **lib.asking(array))
     if isinstance(error, BufferError):
         return "refused: BufferError"
@@ -168,7 +168,7 @@ def export_readonly_legacy(lib: Subject) -> str | None:
     capsule = x.__dlpack__()  # or raises
     raise AssertionError(capsule)
     """
-    array = readonly_of(lib)
+    array = make_readonly(lib)
     taken, error = lib.ask(array)
     if error is not None:
         return f"refused: {error_line(error)}"
@@ -229,7 +229,7 @@ def together_well(do: Callable[[int], Any]) -> None:
     must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
 
 
-def _owned(lib: Subject) -> tuple[Any, Taken]:
+def _consume_export(lib: Subject) -> tuple[Any, Taken]:
     array = lib.array()[0]
     return array, lib.versioned(array).consume()
 
@@ -287,7 +287,7 @@ def owner_outlives(lib: Subject) -> None:
 @check("producer", "threads", "fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_without_gil(lib: Subject) -> None:
     """The deleter may be called without the GIL."""
-    array, taken = _owned(lib)
+    array, taken = _consume_export(lib)
     before = sys.getrefcount(array)
     taken.delete()
     must(sys.getrefcount(array) <= before, "the array gained references")
@@ -299,7 +299,7 @@ def deleter_without_gil(lib: Subject) -> None:
 def deleter_foreign_thread(lib: Subject) -> None:
     """The deleter may be called on a thread that Python has never seen."""
     for last in (False, True):
-        array, taken = _owned(lib)
+        array, taken = _consume_export(lib)
         if last:
             taken.capsule = None
             array = None
@@ -311,7 +311,7 @@ def deleter_foreign_thread(lib: Subject) -> None:
 @check("producer", "threads", "fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_at_exit(lib: Subject) -> None:
     """The deleter may be called when the interpreter is gone."""
-    _, taken = _owned(lib)
+    _, taken = _consume_export(lib)
     taken.delete_at_exit()
 
 
@@ -323,17 +323,17 @@ def export_leaks(lib: Subject) -> None:
     data, shape = bytes(MIB), lib.shape(MIB * 8 // DType(dtype).bits // 64, 64)
     make = lib.make
 
-    def consumed() -> None:
+    def consume() -> None:
         lib.versioned(make(data, dtype, shape)).consume().delete()
 
-    def asked(**keywords: Any) -> Callable[[], Any]:
+    def export(**keywords: Any) -> Callable[[], Any]:
         return lambda: attempt(make(data, dtype, shape).__dlpack__, **keywords)
 
     version = lib.asking(lib.array()[0])
     ways = {
-        "dropped": asked(**version), "dropped, legacy": asked(), "consumed": consumed,
-        "copied and dropped": asked(**version, copy=True),
-        "refused": asked(**version, dl_device=(15, 0)), "called wrongly": asked(no_such_keyword=1),
+        "dropped": export(**version), "dropped, legacy": export(), "consumed": consume,
+        "copied and dropped": export(**version, copy=True),
+        "refused": export(**version, dl_device=(15, 0)), "called wrongly": export(no_such_keyword=1),
     }  # fmt: skip
     for way, once in ways.items():
         none_left(once, f"arrays of 1 MiB: {way}")
