@@ -100,7 +100,7 @@ def test_a_wrong_answer_is_named(adapter, hook, rubbish):
     with found as caught:
         answer(adapter)
     if caught is not None:
-        assert f"{hook} of 'planted_complete' gave" in str(caught.value)
+        assert f"{hook} of 'planted_complete' returned" in str(caught.value)
 
 
 @pytest.mark.parametrize(

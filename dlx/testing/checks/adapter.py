@@ -1,4 +1,4 @@
-"""Checks of an adapter, through dlx alone: its declarations are true, and a conversion does what dlx plans."""
+"""Checks of an adapter through dlx: its declarations are true, and conversions follow their plans."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def get_adapter(lib: Subject) -> Adapter:
 
 
 def get_target(lib: Subject) -> Any:
-    """Return the adapter as a target; `NotApplicable` if it is none."""
+    """Return the adapter as a target, or raise `NotApplicable`."""
     lib.needs(get_adapter(lib).capabilities() is not None, f"{lib.adapter} cannot be a target")
     return registry.target(lib.adapter)
 
 
 def make_tensor(source: Source, *, readonly: bool = False) -> Any:
-    """Return a source's memory as a dlx.Tensor."""
+    """Return the memory of a source as a dlx.Tensor."""
     return from_pointer(
         source.address, source.shape, source.dtype, strides=source.strides, readonly=readonly, owner=source.memory
     )
 
 
 def list_dtypes(target: Any) -> list[str]:
-    """Return the dtypes that a target takes."""
+    """Return the dtypes that a target supports."""
     taken = target.capabilities.dtypes
     return sorted((target.adapter.dtypes.known() or OTHERS) if taken is None else taken)
 
@@ -65,7 +65,7 @@ def _shape(target: Any) -> tuple[int, ...]:
 
 
 def make_sources(target: Any) -> list[tuple[str, Source]]:
-    """Return sources of every layout and alignment that the target's number of dimensions allows."""
+    """Return sources of every layout and alignment with a supported number of dimensions."""
     stated = target.capabilities
     names = list_dtypes(target)
     dtype = "float32" if "float32" in names else names[0]
@@ -84,26 +84,28 @@ def make_sources(target: Any) -> list[tuple[str, Source]]:
 
 
 def convert_as_planned(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | None]:
-    """Return (result, None) or (None, error); raise `Broken` if that is not what `dlx.plan` says."""
+    """Return (result, None) or (None, error); raise `Broken` if `dlx.plan` predicts another outcome."""
     plan = api.plan(source, to=to, **options)
     result, error = attempt(api.convert, source, to=to, **options)
     if error is None:
-        must(plan.outcome in ("same", "shared", "copied"), f"planned: {plan}. It was converted")
+        must(plan.outcome in ("same", "shared", "copied"), f"planned: {plan}, but it was converted")
         before, after = describe(source), describe(result)
         if plan.outcome != "same" and before.nbytes and before.address and after.address:
             shared = before.address == after.address
-            must(shared == (plan.outcome == "shared"), f"planned: {plan}. It was {'shared' if shared else 'copied'}")
+            must(
+                shared == (plan.outcome == "shared"), f"planned: {plan}, but it was {'shared' if shared else 'copied'}"
+            )
         return result, None
     if not isinstance(error, DlxError):
-        raise Broken(f"convert raised {error_line(error)}, which is no error of dlx") from error
-    must(plan.outcome == "refused", f"planned: {plan}. It was refused: {error}")
+        raise Broken(f"convert raised {error_line(error)}, not an error of dlx") from error
+    must(plan.outcome == "refused", f"planned: {plan}, but it was refused: {error}")
     must(type(plan.error) is type(error), f"planned {type(plan.error).__name__}, raised {type(error).__name__}")
     must(error.reason and error.fix, f"an error without reason or fix: {error!r}")
     return None, error
 
 
 def check_equal(back: Any, source: Source, what: str) -> None:
-    """Raise `Broken` unless a dlx.Tensor shows what a source has."""
+    """Raise `Broken` unless a dlx.Tensor has the dtype, shape and elements of a source."""
     must(back.dtype == source.dtype, f"{what}: {source.dtype} became {back.dtype}")
     must(back.shape == source.shape, f"{what}: shape {source.shape} became {back.shape}")
     padded = bool(back.flags & SUBBYTE_PADDED)
@@ -113,24 +115,24 @@ def check_equal(back: Any, source: Source, what: str) -> None:
 
 @check("adapter", "contract", "refuses")
 def adapter_contract(lib: Subject) -> None:
-    """What the adapter declares can be looked up, and its dtypes and devices translate both ways."""
+    """Every declared name exists, and dtypes and devices translate both ways."""
     adapter = get_adapter(lib)
-    must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
-    must(str(version_of(adapter)), "it does not know its framework's version")
+    must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"its name is {adapter.name!r}")
+    must(str(version_of(adapter)), "it does not return the version of its framework")
     for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
-    must(not adapter.types or classes_of(adapter), f"none of its types exists: {', '.join(adapter.types)}")
+    must(not adapter.types or classes_of(adapter), f"its types do not exist: {', '.join(adapter.types)}")
     dtypes, devices = adapter.dtypes, adapter.devices
     for name in (*dtypes.names, *dtypes.extension, *dtypes.storage):
-        must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
+        must(DType(name).name == name, f"the name of {name!r} is {DType(name).name!r}")
     for name in sorted(dtypes.known()):
         again = dtypes.from_native(dtypes.to_native(DType(name)))
         must(again == DType(name), f"{name} becomes {dtypes.to_native(DType(name))!r}, and that {again}")
     stated = adapter.capabilities()
     if stated is not None and stated.dtypes is not None:
         strange = [name for name in stated.dtypes if attempt(DType, name)[1] is not None]
-        must(not strange, f"dtypes that dlx does not know: {strange}")
+        must(not strange, f"unknown dtypes: {strange}")
     host = devices.from_native(devices.to_native(HOST))
     must(host == HOST, f"the host becomes {host}")
     tensor = None if stated is None else _find_supported(registry.target(lib.adapter))
@@ -141,26 +143,26 @@ def adapter_contract(lib: Subject) -> None:
 
 
 def _find_supported(target: Any) -> Tensor | None:
-    """Return a tensor that a target takes as it is."""
+    """Return a tensor that a target can share."""
     return next((made for _, source in make_sources(target) if not target.check(made := make_tensor(source))), None)
 
 
 @check("adapter", "dtypes", "wrong")
 def adapter_round_trips(lib: Subject) -> None:
-    """Every dtype that the adapter takes goes in and comes back with every bit."""
+    """Every supported dtype is converted to the framework and back with all bits."""
     target = get_target(lib)
     for dtype in list_dtypes(target):
         source = Source(dtype, _shape(target))
         inside, error = convert_as_planned(make_tensor(source), lib.adapter)
-        must(error is None, f"{dtype}, which it declares: {error}")
+        must(error is None, f"{dtype}, a declared dtype: {error}")
         back, error = convert_as_planned(inside, "dlx")
-        must(error is None, f"{dtype} does not come back: {error}")
+        must(error is None, f"{dtype} is not converted back: {error}")
         check_equal(back, source, dtype)
 
 
 @check("adapter", "dtypes", "wrong")
 def adapter_narrowing(lib: Subject) -> None:
-    """A dtype that the adapter does not take is refused."""
+    """An unsupported dtype is refused."""
     target = get_target(lib)
     for dtype in sorted(set(OTHERS) - set(list_dtypes(target))):
         source = Source(dtype, _shape(target))
@@ -171,7 +173,7 @@ def adapter_narrowing(lib: Subject) -> None:
 
 @check("adapter", "layouts", "wrong", alone=True)
 def adapter_layouts(lib: Subject) -> None:
-    """Every layout comes in right: shared or copied, as `dlx.plan` says."""
+    """Every layout is converted correctly: shared or copied, as `dlx.plan` predicts."""
     target = get_target(lib)
     for name, source in make_sources(target):
         for copy in (None, False, True):
@@ -184,13 +186,13 @@ def adapter_layouts(lib: Subject) -> None:
             address = describe(result).address
             if not source.elements() or not address:
                 continue
-            must(copy is not True or address != source.address, f"{name}: shared in spite of copy=True")
-            must(copy is not False or address == source.address, f"{name}: copied in spite of copy=False")
+            must(copy is not True or address != source.address, f"{name}: shared despite copy=True")
+            must(copy is not False or address == source.address, f"{name}: copied despite copy=False")
 
 
 @check("adapter", "layouts", "fatal", alone=True)
 def adapter_capabilities(lib: Subject) -> str:
-    """What its capabilities allow is taken as it is: shared, unless they say that it copies."""
+    """Arrays that the capabilities allow are shared, or copied if the capabilities declare it."""
     target = get_target(lib)
     taken = []
     for name, source in make_sources(target):
@@ -198,7 +200,7 @@ def adapter_capabilities(lib: Subject) -> str:
         if target.check(tensor):
             continue
         result, error = attempt(target.over(tensor).adapter.load, tensor)
-        must(error is None, f"{name}, which its capabilities allow: {error_line(error)}")
+        must(error is None, f"{name}, allowed by its capabilities: {error_line(error)}")
         check_equal(api.convert(result, to="dlx"), source, name)
         address = describe(result).address
         moved = address and address != source.address and source.elements()
@@ -212,7 +214,7 @@ def adapter_capabilities(lib: Subject) -> str:
 
 @check("adapter", "read-only", "wrong")
 def adapter_readonly(lib: Subject) -> None:
-    """Read-only memory cannot be written through what comes in, and is refused where it says so."""
+    """Read-only memory cannot be written through a result; `readonly="error"` may refuse it."""
     source = make_source(lib)
     for policy in READONLY:
         result, error = convert_as_planned(make_tensor(source, readonly=True), lib.adapter, readonly=policy)
@@ -222,7 +224,7 @@ def adapter_readonly(lib: Subject) -> None:
             continue
         info = describe(result)
         shared = info.address == source.address
-        must(policy == "share" or not shared or info.readonly, f"readonly={policy!r}: shared, and says it is writable")
+        must(policy == "share" or not shared or info.readonly, f"readonly={policy!r}: shared and writable")
         if lib.write is not None and policy != "share":
             before = source.elements()
             attempt(lib.write, result)
@@ -242,8 +244,8 @@ def make_array(lib: Subject) -> tuple[Any, Source]:
 
 @check("adapter", "contract", "wrong")
 def adapter_describes(lib: Subject) -> None:
-    """`dlx.describe` says what an export gives."""
-    array = make_array(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
+    """`dlx.describe` agrees with the exported tensor."""
+    array = make_array(lib)[0] if lib.make is None else lib.array()[0]  # not every adapter is a target
     info, tensor = describe(array), api.convert(array, to="dlx")
     must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
     must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
@@ -254,21 +256,21 @@ def adapter_describes(lib: Subject) -> None:
 
 @check("adapter", "copies", "wrong")
 def adapter_identity(lib: Subject) -> None:
-    """An array that is in the framework already stays what it is; `copy=True` makes another."""
+    """An array of the framework is returned unchanged; `copy=True` makes a new one."""
     array, source = make_array(lib)
-    must(api.convert(array, to=lib.adapter) is array, "another object came back")
+    must(api.convert(array, to=lib.adapter) is array, "it was not returned unchanged")
     copied = api.convert(array, to=lib.adapter, copy=True)
     must(describe(copied).address != source.address, "copy=True shares the memory")
-    must(type(copied) is type(array), f"a copy is {type_name(type(copied))}")
+    must(type(copied) is type(array), f"the type of a copy is {type_name(type(copied))}")
     check_equal(api.convert(copied, to="dlx"), source, "copy=True")
 
 
 @check("adapter", "lifetimes", "fatal")
 def adapter_lifetimes(lib: Subject) -> None:
-    """Memory lives while an array uses it, and no longer."""
+    """Memory is released with the last array that uses it, not earlier or later."""
 
     class Owner(bytearray):
-        """Memory that can be watched."""
+        """Memory with a weak reference."""
 
     array, source = make_array(lib)
     owner = Owner(source.elements())
@@ -284,7 +286,7 @@ def adapter_lifetimes(lib: Subject) -> None:
     check_equal(api.convert(result, to="dlx"), source, "after its source was dropped")
     del result
     gc.collect()
-    must(watch() is None, "the owner outlives the result: it is never released")
+    must(watch() is None, "the owner is not released after the result")
     back = api.convert(array, to="dlx")
     del array
     gc.collect()
@@ -293,7 +295,7 @@ def adapter_lifetimes(lib: Subject) -> None:
 
 @check("adapter", "leaks", "wrong")
 def adapter_leaks(lib: Subject) -> None:
-    """Nothing is left behind, also where a conversion is refused."""
+    """No memory leaks, even if a conversion is refused."""
     target = get_target(lib)
     made = make_sources(target)
 
@@ -313,7 +315,7 @@ def adapter_leaks(lib: Subject) -> None:
         once()
     gc.collect()
     left = native.live() - before
-    must(left == 0, f"{left} managed tensors stay behind after {10 * len(made) * 10} conversions")
+    must(left == 0, f"{left} managed tensors are alive after {10 * len(made) * 10} conversions")
 
 
 @check("adapter", "threads", "fatal")
@@ -325,19 +327,17 @@ def adapter_threads(lib: Subject) -> None:
 
     def work(i: int) -> None:
         for _ in range(50):
-            check_equal(api.convert(array, to="dlx"), source, "out of it")
-            check_equal(
-                api.convert(api.convert(make_tensor(mine[i]), to=lib.adapter), to="dlx"), mine[i], "and into it"
-            )
+            check_equal(api.convert(array, to="dlx"), source, "exported")
+            check_equal(api.convert(api.convert(make_tensor(mine[i]), to=lib.adapter), to="dlx"), mine[i], "imported")
 
     together_well(work)
     gc.collect()
-    must(native.live() == before, f"{native.live() - before:+} managed tensors stay behind")
+    must(native.live() == before, f"{native.live() - before:+} managed tensors are alive")
 
 
 @check("adapter", "contract", "wrong")
 def adapter_fast_path(lib: Subject) -> None:
-    """Its fast-path types take the fast path to the same result as the Python path."""
+    """The fast path gives the same result as the Python path."""
     adapter = get_adapter(lib)
     lib.needs(adapter.fast_path is not None and adapter.fast_path.types, "it lists no fast-path types")
     slow = inspect.unwrap(api.convert)
@@ -356,11 +356,11 @@ def adapter_fast_path(lib: Subject) -> None:
 @check("adapter", "contract", "wrong")
 def adapter_containers(lib: Subject) -> None:
     """Containers keep their type and paths, and every array in them is converted."""
-    lib.needs(lib.containers, "no containers are given")
+    lib.needs(lib.containers, "no containers are declared")
     for name, make in lib.containers.items():
         tree = make(api.convert(make_tensor(Source("float32", (4, 6))), to="dlx"))
         plan = api.plan(tree, to="dlx")
-        must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: no array is found in it: {plan}")
+        must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: it contains no array: {plan}")
         try:
             result = api.convert(tree, to="dlx", copy=True)
         except DlxError as error:
@@ -375,7 +375,7 @@ def adapter_containers(lib: Subject) -> None:
 def adapter_imports_nothing(lib: Subject) -> None:
     """Finding and loading the adapter does not import its framework."""
     adapter = get_adapter(lib)
-    lib.needs(adapter.package != "dlx", "it is dlx's own")
+    lib.needs(adapter.package != "dlx", "it belongs to dlx")
     code = f"""
 import importlib, sys
 module = importlib.import_module({type(adapter).__module__!r})
@@ -383,20 +383,20 @@ getattr(module, "dlx_adapters", list)()
 print({adapter.package!r} in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
-    must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
+    must(done.returncode == 0, f"cannot load it: {done.stderr.strip().splitlines()[-1:]}")
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 
 
 @check("adapter", "threads", "fatal", alone=True)
 def adapter_end(lib: Subject) -> None:
-    """The process ends well while converted arrays are still held."""
+    """The process exits cleanly while converted arrays are alive."""
     array, _ = make_array(lib)
     cycle: list[Any] = [array, api.convert(array, to="dlx"), make_array(lib)[0]]
     cycle.append(cycle)
     builtins.held_by_the_kit = [make_array(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
 
 
-# ---- the types that hooks must return, on which a conversion relies without a check ----------------------------------
+# ---- types of the hooks' results, which conversions do not check ----------------------------------
 
 _NONE = type(None)
 _INFO: dict[str, Any] = {
@@ -410,19 +410,19 @@ _INFO: dict[str, Any] = {
 
 
 def check_results(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
-    """Call every hook with an array, and a tensor if the adapter is a target; `Broken` if one returns a wrong type."""
+    """Call every hook with an array, and a tensor if the adapter is a target; raise `Broken` on a wrong type."""
     for hook, kinds, function, *arguments in _iter_calls(adapter, array, tensor):
         answer, error = attempt(function, *arguments)
-        if error is None:  # what raises is reported by the checks that convert
+        if error is None:  # the checks that convert report exceptions
             _check_type(adapter, hook, answer, kinds)
 
 
 def _check_type(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
     named = kinds if isinstance(kinds, tuple) else (kinds,)
     wanted = " or ".join("None" if kind is _NONE else kind.__name__ for kind in named)
-    # By the exact type too: an object whose class cannot be asked for is of no right type.
+    # The exact type too: __class__ of a wrong result may raise.
     found, error = attempt(lambda: type(answer) in named or isinstance(answer, kinds))
-    must(found and error is None, f"{hook} of {adapter.name!r} gave {safe_repr(answer)}, not {wanted}")
+    must(found and error is None, f"{hook} of {adapter.name!r} returned {safe_repr(answer)}, not {wanted}")
     if type(answer) is Description:
         for blocker in answer.blockers if isinstance(answer.blockers, tuple) else (answer.blockers,):
             _check_type(adapter, f"{hook}, blockers", blocker, Blocker)
@@ -438,7 +438,7 @@ def _check_type(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
 
 
 def _iter_calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Give (name, types, function, arguments...) for the hooks that can be called for an array."""
+    """Yield (name, types, function, arguments...) for each hook of an array."""
     exact, dtypes, devices = classes_of(adapter) or object, adapter.dtypes, adapter.devices
     yield "describe", Description, adapter.describe, array
     yield "export", Tensor, adapter.export, array
