@@ -25,7 +25,7 @@ WIDTHS = {"wide": 1280, "narrow": 390}
 SCHEMES = ("light", "dark")
 WAYS = [("wide", "light"), ("narrow", "dark")]  # each width and each palette once; pictures are of all four
 # What people type, and the page that the search shows first.
-SEARCHED = {
+SEARCHES = {
     "pandas": "cookbook/pandas-polars.html",
     "polars": "cookbook/pandas-polars.html",
     "DataLoader": "cookbook/dataloader.html",
@@ -73,7 +73,7 @@ def browser_path() -> str | None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def serve(folder: Path) -> Iterator[str]:
     """Serve a folder on this machine; give the address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -89,13 +89,13 @@ def served(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-def look(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
+def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
     """Open a page and give what is wrong with it."""
-    said: list[str] = []
+    faults: list[str] = []
     listeners = {
-        "console": lambda message: said.append(f"logs {message.text}") if message.type == "error" else None,
-        "pageerror": lambda error: said.append(f"raises {error}"),
-        "requestfailed": lambda request: said.append(f"does not get {request.url}"),
+        "console": lambda message: faults.append(f"logs {message.text}") if message.type == "error" else None,
+        "pageerror": lambda error: faults.append(f"raises {error}"),
+        "requestfailed": lambda request: faults.append(f"does not get {request.url}"),
     }
     for event, listener in listeners.items():
         page.on(event, listener)
@@ -103,16 +103,16 @@ def look(page: Any, address: str, name: str, picture: Path | None) -> Iterator[s
         page.goto(address + name, wait_until="load")
         page.evaluate("() => { for (const image of document.images) image.loading = 'eager' }")
         page.wait_for_function("() => [...document.images].every(image => image.complete)")
-        said += page.evaluate(LOOK)
+        faults += page.evaluate(LOOK)
         if picture:
             page.screenshot(path=picture, full_page=True)
     finally:
         for event, listener in listeners.items():
             page.remove_listener(event, listener)
-    yield from (f"{name}: {each}" for each in dict.fromkeys(said))
+    yield from (f"{name}: {each}" for each in dict.fromkeys(faults))
 
 
-def search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
+def check_search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
     """Search as a reader would; say so where another page comes first than is expected."""
     page.goto(address + "index.html")
     page.fill("input[name=query]", words)
@@ -127,13 +127,13 @@ def search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
 
 
 def check(
-    site: Path, executable: str, *, searched: Mapping[str, str] | None = None, screenshots: Path | None = None
+    site: Path, executable: str, *, searches: Mapping[str, str] | None = None, screenshots: Path | None = None
 ) -> list[str]:
     """Give what is wrong with a site, in sentences."""
     from playwright.sync_api import sync_playwright
 
     names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html") if path.name != "404.html")
-    with served(site) as address, sync_playwright() as playwright:
+    with serve(site) as address, sync_playwright() as playwright:
         options = {"executable_path": executable, "args": ARGUMENTS, "chromium_sandbox": os.geteuid() != 0}
         browser = playwright.chromium.launch(**options)
         ways = WAYS if screenshots is None else [(way, scheme) for way in WIDTHS for scheme in SCHEMES]
@@ -143,10 +143,10 @@ def check(
             page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
             for name in names:
                 file = f"{name.removesuffix('.html').replace('/', '_')}.{way}.{scheme}.png"
-                found = look(page, address, name, screenshots / file if screenshots else None)
+                found = check_page(page, address, name, screenshots / file if screenshots else None)
                 wrong += [f"{way}, {scheme}: {each}" for each in found]
             if way == "wide" and scheme == "light":
-                wrong += [each for words in (searched or {}).items() for each in search(page, address, *words)]
+                wrong += [each for words in (searches or {}).items() for each in check_search(page, address, *words)]
         browser.close()
     print(f"{len(names)} pages looked at in {executable}, {len(wrong)} complaints")
     return wrong
@@ -164,7 +164,7 @@ def main() -> int:
         return 0
     if arguments.screenshots:
         arguments.screenshots.mkdir(parents=True, exist_ok=True)
-    wrong = check(arguments.site, executable, searched=SEARCHED, screenshots=arguments.screenshots)
+    wrong = check(arguments.site, executable, searches=SEARCHES, screenshots=arguments.screenshots)
     print(*wrong, sep="\n", file=sys.stderr)
     return bool(wrong)
 

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def counted(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
+def count_calls(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
     """Return the calls of a function, as ``"file:name"``, and the files of dlx among them, in the order of calls.
 
     Those of the shortest of three runs, without the collector: a run may be the one that learns something anew.
@@ -24,13 +24,13 @@ def counted(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
     gc.collect()
     gc.disable()
     try:
-        return min((_counted_once(function) for _ in range(3)), key=lambda found: len(found[0]))
+        return min((_count_once(function) for _ in range(3)), key=lambda found: len(found[0]))
     finally:
         if is_enabled:
             gc.enable()
 
 
-def _counted_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
+def _count_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
     calls: list[str] = []
     files: list[str] = []
 
@@ -63,7 +63,7 @@ class Producer:
         return device
 
 
-def conversion(
+def count_conversion(
     source: Callable[[Any], Any] = lambda array: array, *, by_python: bool = True
 ) -> tuple[list[str], list[str]]:
     """Return the calls and files of what ``source(numpy array)`` gives on its way to torch.
@@ -79,12 +79,12 @@ def conversion(
     convert = fast.__wrapped__ if by_python else fast
     for _ in range(2):  # plugins are loaded by the first; what is looked up once is known after the second
         convert(array, to="torch")
-    return counted(lambda: convert(array, to="torch"))
+    return count_calls(lambda: convert(array, to="torch"))
 
 
 def main() -> None:
     """Print the calls of each, and how many they are."""
-    for calls, files in (conversion(), conversion(Producer), conversion(Producer, by_python=False)):
+    for calls, files in (count_conversion(), count_conversion(Producer), count_conversion(Producer, by_python=False)):
         print(*calls, sep="\n")
         print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}\n")
 

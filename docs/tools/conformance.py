@@ -44,7 +44,7 @@ def read(document: dict[str, Any]) -> list[Library]:
     return [Library(each) for each in document["subjects"]]
 
 
-def tried(libraries: Sequence[Library]) -> list[Check]:
+def list_checks(libraries: Sequence[Library]) -> list[Check]:
     """Return the checks that were run on any library, in order."""
     return ordered({name for each in libraries for name in each.verdicts})
 
@@ -71,7 +71,7 @@ def as_page(libraries: Sequence[Library], picture: str) -> str:
         ("consumer", "What a consumer promises"),
         ("adapter", "What an adapter of dlx promises"),
     ):
-        if not any(check.kind == kind for check in tried(libraries)):
+        if not any(check.kind == kind for check in list_checks(libraries)):
             continue
         parts += [f"## {title}", _promises(libraries, kind)]
     parts.append("## What is broken, and how to see it")
@@ -90,7 +90,7 @@ def _glance(libraries: Sequence[Library]) -> str:
     rows = []
     for kind in KINDS:
         for about in ABOUT:
-            names = [check.name for check in tried(libraries) if (check.kind, check.about) == (kind, about)]
+            names = [check.name for check in list_checks(libraries) if (check.kind, check.about) == (kind, about)]
             if not names:
                 continue
             row = [f"{kind}: {about}"]
@@ -105,7 +105,7 @@ def _glance(libraries: Sequence[Library]) -> str:
 
 def _promises(libraries: Sequence[Library], kind: str) -> str:
     rows = []
-    for check in tried(libraries):
+    for check in list_checks(libraries):
         if check.kind == kind:
             marks = [_mark(each.verdicts.get(check.name)) for each in libraries]
             rows.append([f"`{check.name}`", check.promise, check.severity, *marks])
@@ -123,7 +123,7 @@ def _mark(verdict: dict[str, Any] | None) -> str:
     return f"**{mark}**" if verdict["status"] == "breaks" else mark
 
 
-def _marked(sentence: str) -> str:
+def _mark_names(sentence: str) -> str:
     """Mark names with double underscores as code, which Markdown takes for bold words else."""
     parts = sentence.split("`")
     parts[::2] = [re.sub(r"[\w.]*__\w+__\w*(\(\))?", r"`\g<0>`", each) for each in parts[::2]]
@@ -138,7 +138,9 @@ def _broken(library: Library) -> list[str]:
             continue
         source = f" ({check.see})" if check.see else ""
         declared = f" (declared: {verdict['reason']})" if verdict["status"] == "excepted" else ""
-        parts.append(f"**`{check.name}`**: {_marked(check.promise + source)}\n\n{_marked(verdict['seen'] + declared)}")
+        parts.append(
+            f"**`{check.name}`**: {_mark_names(check.promise + source)}\n\n{_mark_names(verdict['seen'] + declared)}"
+        )
         parts.append(f"```python\n{verdict['reproduction']}\n```")
     if len(parts) == 1:
         parts.append("Nothing.")
@@ -160,7 +162,7 @@ _FILLS = {
 
 def as_picture(libraries: Sequence[Library]) -> str:
     """Return which library breaks which promise as one SVG; colours say what a broken one costs."""
-    checks = [check for check in tried(libraries) if check.kind != "adapter"]
+    checks = [check for check in list_checks(libraries) if check.kind != "adapter"]
     columns = [[check for check in checks if check.kind == kind] for kind in ("producer", "consumer")]
     columns = [column for column in columns if column]
     block = _LEFT + _WIDE * len(libraries) + 86  # the last name leans over
@@ -199,7 +201,7 @@ def main() -> int:
     libraries = [each for file in files for each in read(json.loads(file.read_text(encoding="utf-8")))]
     target.write_text(as_page(libraries, target.with_suffix(".svg").name), encoding="utf-8")
     target.with_suffix(".svg").write_text(as_picture(libraries), encoding="utf-8")
-    print(f"{target}: {len(libraries)} libraries, {len(tried(libraries))} promises")
+    print(f"{target}: {len(libraries)} libraries, {len(list_checks(libraries))} promises")
     return 2 if any(row["status"] == "error" for each in libraries for row in each.verdicts.values()) else 0
 
 

@@ -59,14 +59,14 @@ def main() -> None:
         (folder / "shelf.py").write_text(SHELF, encoding="utf-8")
         path = os.pathsep.join(map(str, (folder, folder / "site", ROOT, ROOT / "adapters")))
         begin = time.perf_counter()
-        for said, place, command in steps(folder):
+        for title, cwd, command in steps(folder):
             before = time.perf_counter()
             done = subprocess.run(
                 [sys.executable, "-m", *command],
-                cwd=place, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+                cwd=cwd, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
             )  # fmt: skip
             last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-            print(f"{said:30}{time.perf_counter() - before:6.1f} s  {''.join(last)}")
+            print(f"{title:30}{time.perf_counter() - before:6.1f} s  {''.join(last)}")
             if done.returncode:
                 raise SystemExit(done.stdout + done.stderr)
         print(f"{'in all':30}{time.perf_counter() - begin:6.1f} s")

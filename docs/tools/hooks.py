@@ -34,12 +34,12 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 def on_config(config: Any) -> Any:
     """Leave out what the navigation names and is not written yet."""
     config.nav = [
-        {name: [each for each in pages if _is_there(each)]} for part in config.nav for name, pages in part.items()
+        {name: [each for each in pages if _exists(each)]} for part in config.nav for name, pages in part.items()
     ]
     return config
 
 
-def _is_there(entry: Any) -> bool:
+def _exists(entry: Any) -> bool:
     path = entry if isinstance(entry, str) else next(iter(entry.values()))
     return path in OUTSIDE or (ROOT / "docs" / path).exists()
 
@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         page.meta["search"] = {"boost": BOOSTS[uri]}
     here = ROOT / OUTSIDE[uri] if uri in OUTSIDE else ROOT / "docs" / uri
 
-    def moved(link: re.Match[str]) -> str:
+    def rewrite_link(link: re.Match[str]) -> str:
         text, target, anchor = link[1], link[2], link[3] or ""
         if "://" in target or target.startswith("mailto:"):
             return link[0]
@@ -84,14 +84,14 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             return text
         return f"[{text}]({'../' * uri.count('/')}{inside}{anchor})"
 
-    def named(found: re.Match[str]) -> str:
+    def link_name(found: re.Match[str]) -> str:
         name = found[1]
         return f"[{found[0]}][{PLACES.get(name, f'dlx.{name}')}]" if name in NAMES and name not in BARE else found[0]
 
     parts, end = [], 0
     for fence in [*FENCE.finditer(markdown), None]:
-        prose = LINK.sub(moved, markdown[end : fence.start() if fence else None])  # code may look like a link
-        parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(named, line[0]), prose, flags=re.MULTILINE)]
+        prose = LINK.sub(rewrite_link, markdown[end : fence.start() if fence else None])  # code may look like a link
+        parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(link_name, line[0]), prose, flags=re.MULTILINE)]
         if fence is not None:  # one without a language is a drawing, whose lines must not wrap
             parts, end = [*parts, re.sub(r"^```\n", "``` {.text .drawing}\n", fence[0])], fence.end()
     return "".join(parts)

@@ -12,7 +12,7 @@ from math import prod
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from matrix.measure import elements, installed
+from matrix.measure import elements, list_installed
 from reference import PADDED, READ_ONLY, extent, row_major
 
 import dlx
@@ -32,7 +32,7 @@ NAMES = (
 )
 
 
-TARGETS = installed()
+TARGETS = list_installed()
 SOURCES = TARGETS + [name for name in TARGETS for _ in range(2) if name in ("dlx", "numpy")]  # these hold any layout
 
 

@@ -15,8 +15,8 @@ def main() -> int:
     parser.add_argument("--write", metavar="FOLDER", type=Path, help="write matrix.md and matrix.svg there")
     parser.add_argument("--further", action="store_true", help="the frameworks that live elsewhere, as they are here")
     options = parser.parse_args()
-    tried, names = (measure.further, FURTHER) if options.further else (measure.measured, FRAMEWORKS)
-    cells = {(table, source, target): outcome for table, source, target, outcome in tried(progress=True)}
+    measure_cells, names = (measure.measure_further, FURTHER) if options.further else (measure.measure_all, FRAMEWORKS)
+    cells = {(table, source, target): outcome for table, source, target, outcome in measure_cells(progress=True)}
     wrong = [f"{' / '.join(at)}: {outcome}" for at, outcome in cells.items() if outcome.startswith("WRONG")]
     if wrong:
         print("\n".join(wrong))

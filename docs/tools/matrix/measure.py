@@ -13,7 +13,7 @@ from dlx._core.native import ffi
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._registry.registry import registry
 from dlx.adapter.base import version_of
-from matrix.sources import DTYPES, FRAMEWORKS, FURTHER, ODD, VALUES, memory, of_dtype
+from matrix.sources import DTYPES, FRAMEWORKS, FURTHER, ODD, VALUES, make_array, memory
 
 WRITES = frozenset({"torch", "tvm_ffi"})  # their arrays are always writable
 
@@ -30,7 +30,7 @@ class Wrong(AssertionError):
     """A cell that breaks the promise."""
 
 
-def installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
+def list_installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
     """Return those of the targets that are here."""
     found = []
     for name in names:
@@ -44,7 +44,7 @@ def installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
 
 def versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
     """Return the versions of what the cells depend on."""
-    return {name: version_of(registry.target(name).adapter) for name in installed(names) if name != "dlx"}
+    return {name: version_of(registry.target(name).adapter) for name in list_installed(names) if name != "dlx"}
 
 
 def elements(tensor: Any) -> list[int]:
@@ -64,7 +64,7 @@ def elements(tensor: Any) -> list[int]:
     return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
 
 
-def converted(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
+def convert_as_planned(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
     """Return (result, plan), or (error, plan) where it is refused; they must agree."""
     plan = dlx.plan(obj, to=target, copy=copy)
     try:
@@ -78,7 +78,7 @@ def converted(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
     return result, plan
 
 
-def cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
+def measure_cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
     """Return what becomes of a source: same, shared, viewed, copied, tree, or the class of the error.
 
     Raises
@@ -87,15 +87,15 @@ def cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] |
         If values, dtype or shape changed, if plan and conversion disagree, if memory is shared where it was said to be
         copied or the other way round, or if read-only memory came out writable.
     """
-    outcomes = [_outcome(make(), target, copy, values) for copy in (None, False, True)]
+    outcomes = [_measure_call(make(), target, copy, values) for copy in (None, False, True)]
     return outcomes[0]
 
 
-def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list[int]] | None) -> str:
-    before = _described(obj)
+def _measure_call(obj: Any, target: str, copy: bool | None, values: Callable[[], list[int]] | None) -> str:
+    before = _describe(obj)
     known = before is not None and before.shape is not None and before.address
-    expected = values() if values is not None else own_values(obj)
-    result, plan = converted(obj, TARGETS[target](), copy)
+    expected = values() if values is not None else read_values(obj)
+    result, plan = convert_as_planned(obj, TARGETS[target](), copy)
     if plan.outcome == "refused":
         return type(result).__name__
     if plan.outcome == "tree":
@@ -123,24 +123,24 @@ def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list
     return "viewed" if any(step.do == "view" for step in plan.steps) and plan.outcome == "shared" else plan.outcome
 
 
-def _compare(arrived: Any, source: Any, expected: list[int] | None) -> None:
+def _compare(result: Any, source: Any, expected: list[int] | None) -> None:
     """Raise Wrong where dtype, shape or the bits of an element are not what went in."""
     if expected is None:
         raise Wrong("nobody says what the values should be")
-    if (arrived.dtype, arrived.shape) != (source.dtype, source.shape):
-        raise Wrong(f"{source} became {arrived}")
-    if elements(arrived) != expected:
-        raise Wrong(f"expected {expected}, found {elements(arrived)}")
+    if (result.dtype, result.shape) != (source.dtype, source.shape):
+        raise Wrong(f"{source} became {result}")
+    if elements(result) != expected:
+        raise Wrong(f"expected {expected}, found {elements(result)}")
 
 
-def _described(obj: Any) -> Any:
+def _describe(obj: Any) -> Any:
     try:
         return dlx.describe(obj)
     except dlx.errors.DlxError:
         return None
 
 
-def own_values(obj: Any) -> list[int] | None:
+def read_values(obj: Any) -> list[int] | None:
     """Return the bits of the elements as the source's own library gives them, without dlx; None where it does not."""
     if isinstance(obj, dlx.Tensor):
         return elements(obj)
@@ -200,11 +200,11 @@ def _split(raw: bytes, size: int) -> list[int]:
     return [int.from_bytes(raw[i : i + size], "little") for i in range(0, len(raw), size)]
 
 
-def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
+def measure_all(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
     """Yield (table, source, target, outcome) of every cell that can be tried here; "-" for no such source."""
-    here = installed()
+    here = list_installed()
     for framework, dtype in itertools.product(here, DTYPES):
-        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: of_dtype(f, d))
+        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
         bits = (lambda d=dtype: elements(memory(d))) if (framework, dtype) != ("pyarrow", "bool") else None
         yield from _row(source, here, bits, progress)
     if "jax" in here:
@@ -213,7 +213,7 @@ def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
         with jax.enable_x64(True):
             for framework, dtype in itertools.product(here, ("int64", "uint64", "float64", "complex128")):
                 source = Source(
-                    "into jax with x64 on", f"{framework} {dtype}", lambda f=framework, d=dtype: of_dtype(f, d)
+                    "into jax with x64 on", f"{framework} {dtype}", lambda f=framework, d=dtype: make_array(f, d)
                 )
                 yield from _row(source, ["jax"], lambda d=dtype: elements(memory(d)), progress)
     columns = [*here, *(name for name in TARGETS if name.partition(".")[0] in here and "." in name)]
@@ -221,11 +221,11 @@ def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
         yield from _row(Source("odd sources", name, make), columns, None, progress)
 
 
-def further(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
+def measure_further(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
     """Yield the cells between dlx, numpy and each further framework that is here, and of the odd sources into it."""
-    here = installed(FURTHER)
+    here = list_installed(FURTHER)
     for framework, dtype in itertools.product(("dlx", "numpy", *here), DTYPES):
-        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: of_dtype(f, d))
+        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
         targets = ["dlx", "numpy", framework] if framework in here else here
         yield from _row(source, targets, lambda d=dtype: elements(memory(d)), progress)
     for name, make in ODD.items():
@@ -248,10 +248,10 @@ def _row(
     for target in targets:
         if progress:  # the last line names the cell that killed the process
             print(f"{source.table}: {source.name} -> {target}", file=sys.stderr, flush=True)
-        yield source.table, source.name, target, _tried(source.make, target, values)
+        yield source.table, source.name, target, _try_cell(source.make, target, values)
 
 
-def _tried(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None) -> str:
+def _try_cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of frameworks, about what they call experimental
         try:
@@ -261,6 +261,6 @@ def _tried(make: Callable[[], Any], target: str, values: Callable[[], list[int]]
         except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # it has no such thing
             return "-"
         try:
-            return cell(make, target, values)
+            return measure_cell(make, target, values)
         except Wrong as error:
             return f"WRONG: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlx.cli.commands.dtypes import picture as drawn
+from dlx.cli.commands.dtypes import picture as draw_dtypes
 from matrix.sources import FURTHER
 
 START = "dtypes out of "
@@ -78,6 +78,6 @@ def is_further(at: tuple[str, str, str]) -> bool:
 
 def picture(cells: Cells) -> str:
     """Return the tables of dtypes as one SVG."""
-    return drawn(
+    return draw_dtypes(
         {(t.removeprefix(START), source, to): each for (t, source, to), each in cells.items() if t.startswith(START)}
     )

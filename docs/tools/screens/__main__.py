@@ -30,7 +30,7 @@ SCREENS = {
 COLUMNS = 80
 
 
-def model(path: Path) -> None:
+def write_model(path: Path) -> None:
     """Write a .safetensors file with the names and shapes of a language model; its data are a hole in the file."""
     tensors = {"model.embed_tokens.weight": ("BF16", (32000, 4096))}
     square, wide, high = (4096, 4096), (11008, 4096), (4096, 11008)
@@ -57,7 +57,7 @@ def model(path: Path) -> None:
     os.truncate(path, 8 + len(raw) + end)
 
 
-def images(path: Path) -> None:
+def write_images(path: Path) -> None:
     """Write a .npy file of float64 in the order of Fortran."""
     shape = (60000, 28, 28)
     header = f"{{'descr': '<f8', 'fortran_order': True, 'shape': {shape}, }}".encode()
@@ -66,7 +66,7 @@ def images(path: Path) -> None:
     os.truncate(path, path.stat().st_size + prod(shape) * 8)
 
 
-def drawn(command: str) -> str:
+def draw_screen(command: str) -> str:
     """Run a command, and return its screen as an SVG that follows the reader's light or dark."""
     console = Console(
         record=True, width=COLUMNS, force_terminal=True, color_system="standard", file=io.StringIO(),
@@ -78,14 +78,14 @@ def drawn(command: str) -> str:
     command_module.run(arguments, Screen(arguments.command, file=shown, width=COLUMNS))
     console.print(Text.from_ansi(shown.getvalue()), end="")
     light, dark = (
-        _bare(console.export_svg(title=f"dlx {command}", theme=theme, clear=False, unique_id="dlx"))
+        _clean(console.export_svg(title=f"dlx {command}", theme=theme, clear=False, unique_id="dlx"))
         for theme in (DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME)
     )
     changed = [line for line in _style(dark) if line not in _style(light)]
     return light.replace("</style>", f"@media (prefers-color-scheme: dark) {{\n{chr(10).join(changed)}\n}}\n</style>")
 
 
-def _bare(svg: str) -> str:
+def _clean(svg: str) -> str:
     """Take out what is fetched from elsewhere, and make the ground a rule of the style."""
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     svg = svg.replace("Fira Code", "'DejaVu Sans Mono', Menlo, Consolas")
@@ -119,10 +119,10 @@ def main() -> int:
     target = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        model(Path("model.safetensors"))
-        images(Path("images.npy"))
+        write_model(Path("model.safetensors"))
+        write_images(Path("images.npy"))
         for name, command in SCREENS.items():
-            (target / f"{name}.svg").write_text(drawn(command), encoding="utf-8")
+            (target / f"{name}.svg").write_text(draw_screen(command), encoding="utf-8")
     return 0
 
 
