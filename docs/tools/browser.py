@@ -1,8 +1,8 @@
-"""The site as a browser shows it: ``make docs`` runs this over what it has built.
+"""Check the built site in a browser (``make docs``).
 
-Each page is opened by a headless Chromium, wide and narrow, light and dark. It must not be wider than the window, cut a
-block of output, lack a picture, or write an error to the console; the search must find what pages say. Where there is
-no Chromium, a sentence says so, and nothing is checked. ``--screenshots FOLDER`` writes a picture of each page and way.
+A headless Chromium opens each page, wide and narrow, light and dark. A page must not be wider than the window, cut a
+block of output, lack a picture, or write an error to the console, and the search must find the expected pages. Without
+a Chromium, nothing is checked. ``--screenshots FOLDER`` writes a picture of each page, width and palette.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# A site of files needs nothing from elsewhere, and the browser shall not look for it.
+# The site needs no network, so the browser must not use it.
 ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
 RESULT = ".md-search-result"
 WIDTHS = {"wide": 1280, "narrow": 390}
 SCHEMES = ("light", "dark")
-WAYS = [("wide", "light"), ("narrow", "dark")]  # each width and each palette once; pictures are of all four
-# What people type, and the page that the search shows first.
+WAYS = [("wide", "light"), ("narrow", "dark")]  # screenshots use all four combinations
+# Searches of readers, and the page that must come first.
 SEARCHES = {
     "pandas": "cookbook/pandas-polars.html",
     "polars": "cookbook/pandas-polars.html",
@@ -48,8 +48,7 @@ SEARCHES = {
     "requires_grad": "troubleshooting.html",
 }
 
-# What is wrong with a page as it is laid out now. A part may be wider than the window if it can be scrolled, but output
-# and errors are read, not scrolled.
+# Faults of the current layout. Parts that scroll may be wider than the window, except output and errors.
 LOOK = """() => {
     const wrong = [], root = document.documentElement;
     if (root.scrollWidth > root.clientWidth) {
@@ -68,17 +67,17 @@ LOOK = """() => {
 
 
 def browser_path() -> str | None:
-    """Give the Chromium of this machine, ``CHROMIUM`` first, or None."""
+    """Return the path of Chromium, from ``CHROMIUM`` first, or None."""
     return next(filter(None, map(shutil.which, (os.environ.get("CHROMIUM", ""), *BROWSERS))), None)
 
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine; give the address."""
+    """Serve a folder on localhost and yield the address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
-            """Say nothing: what is missing is found by the page's console."""
+            """Log nothing: the console of the page reports missing files."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -90,7 +89,7 @@ def serve(folder: Path) -> Iterator[str]:
 
 
 def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
-    """Open a page and give what is wrong with it."""
+    """Open a page and yield its faults."""
     faults: list[str] = []
     listeners = {
         "console": lambda message: faults.append(f"logs {message.text}") if message.type == "error" else None,
@@ -113,7 +112,7 @@ def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iter
 
 
 def check_search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
-    """Search as a reader would; say so where another page comes first than is expected."""
+    """Search as a reader does, and yield a fault if the first page is not the expected one."""
     page.goto(address + "index.html")
     page.fill("input[name=query]", words)
     try:
@@ -129,7 +128,7 @@ def check_search(page: Any, address: str, words: str, expected: str) -> Iterator
 def check(
     site: Path, executable: str, *, searches: Mapping[str, str] | None = None, screenshots: Path | None = None
 ) -> list[str]:
-    """Give what is wrong with a site, in sentences."""
+    """Return the faults of a site."""
     from playwright.sync_api import sync_playwright
 
     names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html") if path.name != "404.html")
@@ -148,19 +147,19 @@ def check(
             if way == "wide" and scheme == "light":
                 wrong += [each for words in (searches or {}).items() for each in check_search(page, address, *words)]
         browser.close()
-    print(f"{len(names)} pages looked at in {executable}, {len(wrong)} complaints")
+    print(f"checked {len(names)} pages in {executable}: {len(wrong)} faults")
     return wrong
 
 
 def main() -> int:
-    """Check the site that is named; the status is 1 if something is wrong with it."""
+    """Check the named site; return 1 if it has faults."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("--screenshots", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     executable = browser_path()
     if executable is None:
-        print("note: the pages were not looked at: there is no Chromium (install chromium, or name it in CHROMIUM)")
+        print("note: skipped the check of the pages: there is no Chromium. Install chromium or set CHROMIUM.")
         return 0
     if arguments.screenshots:
         arguments.screenshots.mkdir(parents=True, exist_ok=True)

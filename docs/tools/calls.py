@@ -1,7 +1,7 @@
-"""Count the Python calls that one conversion makes, and the files of dlx that they are in.
+"""Count the Python calls of one conversion, and the files of dlx in which they are.
 
-Run it from the root of a checkout: ``python docs/tools/calls.py``. What `sys.setprofile` reports as a call counts, a
-framework's own Python functions included; files are those of dlx and its adapters.
+Run it from the root of a checkout: ``python docs/tools/calls.py``. Every call that `sys.setprofile` reports counts,
+also calls of a framework's Python functions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def count_calls(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
-    """Return the calls of a function, as ``"file:name"``, and the files of dlx among them, in the order of calls.
+    """Return the calls of a function as ``"file:name"``, and their files of dlx, in the order of calls.
 
-    Those of the shortest of three runs, without the collector: a run may be the one that learns something anew.
+    The shortest of three runs counts, without the garbage collector, because a run may fill a cache.
     """
     is_enabled = gc.isenabled()
     gc.collect()
@@ -50,7 +50,7 @@ def _count_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
 
 
 class Producer:
-    """An array of a library that dlx has no adapter for: ``__dlpack__`` and ``__dlpack_device__``, in Python."""
+    """An array without an adapter: ``__dlpack__`` and ``__dlpack_device__`` in Python."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -66,10 +66,7 @@ class Producer:
 def count_conversion(
     source: Callable[[Any], Any] = lambda array: array, *, by_python: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Return the calls and files of what ``source(numpy array)`` gives on its way to torch.
-
-    `by_python`: outside of the fast path.
-    """
+    """Return the calls and files of ``source(numpy array)`` to torch; `by_python` skips the fast path."""
     import numpy as np
     import torch  # noqa: F401
 
@@ -77,13 +74,13 @@ def count_conversion(
 
     array, fast = source(np.ones(3)), dlx.convert
     convert = fast.__wrapped__ if by_python else fast
-    for _ in range(2):  # plugins are loaded by the first; what is looked up once is known after the second
+    for _ in range(2):  # the first loads plugins, the second fills the caches
         convert(array, to="torch")
     return count_calls(lambda: convert(array, to="torch"))
 
 
 def main() -> None:
-    """Print the calls of each, and how many they are."""
+    """Print the calls of three conversions, and their number."""
     for calls, files in (count_conversion(), count_conversion(Producer), count_conversion(Producer, by_python=False)):
         print(*calls, sep="\n")
         print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}\n")

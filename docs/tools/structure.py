@@ -1,9 +1,8 @@
-"""Show the structure of dlx: files and lines of each package, upward imports, import cycles, the longest import chain.
+"""Print the structure of dlx: size of each package, upward imports, import cycles, the longest import chain.
 
-Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, those inside
-functions and those for type checkers as well; imports of a package count for its ``__init__``. In C a file depends on
-the files that define the functions and variables it names, whatever it includes. With ``map`` it prints the table of
-packages in CONTRIBUTING.md, made of their docstrings.
+Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, also inside
+functions and for type checkers; imports of a package count for its ``__init__``. A C file depends on the files that
+define the functions and variables it names. ``map`` prints the table of packages in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Return {module: file} of the package; a package stands for its ``__init__``."""
+    """Return {module: file} of dlx; a package is its ``__init__``."""
     found = {}
     for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "dlx").rglob("*.pyi")]):
         parts = path.relative_to(root).with_suffix("").parts
@@ -47,7 +46,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imports(module: str, path: Path, known: dict[str, Path]) -> set[str]:
-    """Return the modules of dlx that a file imports, wherever in the file."""
+    """Return the modules of dlx that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -68,7 +67,7 @@ def graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def c_names(text: str) -> set[str]:
-    """Return the functions and variables that C source defines for other files; it is formatted by clang-format."""
+    """Return the functions and variables that C source (formatted by clang-format) defines for other files."""
     top = r"(?m)^(?!static|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
     functions = re.findall(top + r"(\w+)\([^;{}]*\) \{", text)
     return {*functions, *re.findall(top + r"(\w+)(?:\[\w*\])*(?: =|;)", text)}
@@ -97,7 +96,7 @@ def c_includes(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def c_structs(text: str) -> dict[str, int]:
-    """Return {struct: how many members it has}; a macro that lists rows counts as many as it has."""
+    """Return {struct: number of members}; a macro that lists rows counts each row."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     lists = dict(re.findall(r"#define (\w+)\(\w+\)((?:[^\n]*\\\n)+[^\n]*)", text))
     text = re.sub(r"^[ ]*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
@@ -119,13 +118,13 @@ def c_structs(text: str) -> dict[str, int]:
 
 
 def layer(module: str) -> str:
-    """Return the name of the layer that a module is in."""
+    """Return the layer of a module."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
 def upward(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """Return each import of a higher layer, or of the package's own face from below."""
+    """Return each import of a higher layer."""
     return sorted(
         (module, other)
         for module, others in edges.items()
@@ -145,10 +144,7 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def longest_chain(edges: dict[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports between files, the importing one first; without cycles only.
-
-    The compiled extension at its end is no file of Python and does not count.
-    """
+    """Return the longest chain of imports between Python files, the importing file first; requires no cycles."""
 
     @functools.cache
     def from_(module: str) -> tuple[str, ...]:
@@ -158,7 +154,7 @@ def longest_chain(edges: dict[str, set[str]]) -> list[str]:
 
 
 def package_map() -> str:
-    """Return a row for each package and each file beside them, lowest layer first: the head of its docstring."""
+    """Return a table row for each package and module, lowest layer first, from its docstring."""
     rows = []
     for name in (name for names in LAYERS for name in names if not name.startswith("__") and name != "_ffi"):
         path = ROOT / "dlx" / name / "__init__.py"

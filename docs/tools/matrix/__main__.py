@@ -13,7 +13,7 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m matrix", description=__doc__)
     parser.add_argument("--write", metavar="FOLDER", type=Path, help="write matrix.md and matrix.svg there")
-    parser.add_argument("--further", action="store_true", help="the frameworks that live elsewhere, as they are here")
+    parser.add_argument("--further", action="store_true", help="measure the frameworks that have separate environments")
     options = parser.parse_args()
     measure_cells, names = (measure.measure_further, FURTHER) if options.further else (measure.measure_all, FRAMEWORKS)
     cells = {(table, source, target): outcome for table, source, target, outcome in measure_cells(progress=True)}
@@ -28,7 +28,7 @@ def main() -> int:
         written, known = render.read_page((options.write / "matrix.md").read_text())
         if options.further:
             cells = written | cells
-        else:  # the others stay on the page as they are
+        else:  # keep the cells of the further frameworks
             cells |= {at: each for at, each in written.items() if render.is_further(at)}
         versions = {name: (known | versions)[name] for name in (*FRAMEWORKS, *FURTHER) if name in known | versions}
         (options.write / "matrix.md").write_text(render.page(cells, versions))

@@ -1,4 +1,4 @@
-"""One cell of the matrix: convert, compare with the plan and with the bits that went in, and say what became of it."""
+"""Measure one cell of the matrix: convert, and compare the result with the plan and the bits of the source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Wrong(AssertionError):
 
 
 def list_installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
-    """Return those of the targets that are here."""
+    """Return the installed targets."""
     found = []
     for name in names:
         try:
@@ -43,12 +43,12 @@ def list_installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
 
 
 def versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
-    """Return the versions of what the cells depend on."""
+    """Return the versions of the installed targets."""
     return {name: version_of(registry.target(name).adapter) for name in list_installed(names) if name != "dlx"}
 
 
 def elements(tensor: Any) -> list[int]:
-    """Return the bits of every element of a host tensor, in row-major order of their indices, as integers."""
+    """Return the bits of every element of a host tensor as integers, in row-major order."""
     bits = tensor.dtype.bits * tensor.dtype.lanes
     steps = itertools.product(*map(range, tensor.shape))
     offsets = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
@@ -65,7 +65,7 @@ def elements(tensor: Any) -> list[int]:
 
 
 def convert_as_planned(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
-    """Return (result, plan), or (error, plan) where it is refused; they must agree."""
+    """Return (result, plan), or (error, plan) if it is refused; raise `Wrong` if they disagree."""
     plan = dlx.plan(obj, to=target, copy=copy)
     try:
         result = dlx.convert(obj, to=target, copy=copy)
@@ -74,18 +74,18 @@ def convert_as_planned(obj: Any, target: Any, copy: bool | None) -> tuple[Any, d
             raise Wrong(f"planned {plan}, found {type(error).__name__}: {error}") from error
         return error, plan
     if plan.outcome not in ("same", "shared", "copied", "tree"):
-        raise Wrong(f"planned {plan}, and it was converted")
+        raise Wrong(f"planned {plan}, but it was converted")
     return result, plan
 
 
 def measure_cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
-    """Return what becomes of a source: same, shared, viewed, copied, tree, or the class of the error.
+    """Return the outcome for a source: same, shared, viewed, copied, tree, or the class of the error.
 
     Raises
     ------
     Wrong
-        If values, dtype or shape changed, if plan and conversion disagree, if memory is shared where it was said to be
-        copied or the other way round, or if read-only memory came out writable.
+        If values, dtype or shape changed, if plan and conversion disagree, also about sharing, or if read-only memory
+        became writable.
     """
     outcomes = [_measure_call(make(), target, copy, values) for copy in (None, False, True)]
     return outcomes[0]
@@ -104,10 +104,10 @@ def _measure_call(obj: Any, target: str, copy: bool | None, values: Callable[[],
         return "tree"
     if plan.outcome == "same":
         if result is not obj:
-            raise Wrong("the same was planned, and is another object")
+            raise Wrong("planned as the same, but the result is another object")
         return "same"
     after = dlx.describe(result)
-    inside = dlx.plan(obj, to="dlx").outcome == "refused"  # copied by its own framework, and leaves it no way
+    inside = dlx.plan(obj, to="dlx").outcome == "refused"  # only its own framework can copy it
     if not inside and type(obj).__name__ != "PyCapsule":
         _compare(dlx.convert(result, to="dlx"), dlx.plan(obj, to="dlx").source, expected)
     elif expected is not None and not inside:
@@ -115,18 +115,18 @@ def _measure_call(obj: Any, target: str, copy: bool | None, values: Callable[[],
     if known and (after.address == before.address) is not (plan.outcome == "shared"):
         raise Wrong(f"{plan.outcome}, from {before.address:#x} to {after.address:#x}")
     if known and before.readonly and plan.outcome == "shared" and (target in WRITES or not after.readonly):
-        raise Wrong("read-only memory came out writable")
+        raise Wrong("read-only memory became writable")
     if copy is False and plan.outcome == "copied":
-        raise Wrong("copied in spite of copy=False")
+        raise Wrong("copied despite copy=False")
     if copy and plan.outcome != "copied":
-        raise Wrong("shared in spite of copy=True")
+        raise Wrong("shared despite copy=True")
     return "viewed" if any(step.do == "view" for step in plan.steps) and plan.outcome == "shared" else plan.outcome
 
 
 def _compare(result: Any, source: Any, expected: list[int] | None) -> None:
-    """Raise Wrong where dtype, shape or the bits of an element are not what went in."""
+    """Raise `Wrong` if dtype, shape or the bits of an element differ from the source."""
     if expected is None:
-        raise Wrong("nobody says what the values should be")
+        raise Wrong("the expected values are unknown")
     if (result.dtype, result.shape) != (source.dtype, source.shape):
         raise Wrong(f"{source} became {result}")
     if elements(result) != expected:
@@ -141,7 +141,7 @@ def _describe(obj: Any) -> Any:
 
 
 def read_values(obj: Any) -> list[int] | None:
-    """Return the bits of the elements as the source's own library gives them, without dlx; None where it does not."""
+    """Return the bits of the elements from the source's own library, without dlx, or None."""
     if isinstance(obj, dlx.Tensor):
         return elements(obj)
     library = {"ArrayImpl": "jax"}.get(type(obj).__name__)
@@ -201,7 +201,7 @@ def _split(raw: bytes, size: int) -> list[int]:
 
 
 def measure_all(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (table, source, target, outcome) of every cell that can be tried here; "-" for no such source."""
+    """Yield (table, source, target, outcome) of every cell of installed frameworks; "-" for a missing source."""
     here = list_installed()
     for framework, dtype in itertools.product(here, DTYPES):
         source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
@@ -222,7 +222,7 @@ def measure_all(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
 
 
 def measure_further(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the cells between dlx, numpy and each further framework that is here, and of the odd sources into it."""
+    """Yield the cells between dlx, numpy and each installed further framework, and its odd sources."""
     here = list_installed(FURTHER)
     for framework, dtype in itertools.product(("dlx", "numpy", *here), DTYPES):
         source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
@@ -246,19 +246,19 @@ def _row(
 ) -> Iterator[tuple[str, str, str, str]]:
     values = values or VALUES.get(source.name)
     for target in targets:
-        if progress:  # the last line names the cell that killed the process
+        if progress:  # after a crash, the last line names the cell
             print(f"{source.table}: {source.name} -> {target}", file=sys.stderr, flush=True)
         yield source.table, source.name, target, _try_cell(source.make, target, values)
 
 
 def _try_cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None) -> str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of frameworks, about what they call experimental
+        warnings.simplefilter("ignore")  # frameworks warn about experimental features
         try:
             make()
         except ImportError:
             return "?"
-        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # it has no such thing
+        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # no such source
             return "-"
         try:
             return measure_cell(make, target, values)

@@ -1,7 +1,7 @@
-"""The sources of the matrix: each dtype in each framework, and everything odd that people hand in.
+"""The sources of the matrix: each dtype of each framework, and odd objects.
 
-A maker returns a fresh object on every call: some can be used once only. What a source needs is imported by its maker,
-so that ImportError means "not installed here".
+A maker returns a new object for each call, because some can be used only once. It imports its framework itself, so that
+an ImportError means that the framework is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dlx
 from dlx._core.native import ffi
 
 FRAMEWORKS = ("dlx", "numpy", "torch", "jax", "tvm_ffi", "pyarrow")
-FURTHER = ("tensorflow", "paddle", "mlx", "warp", "onnxruntime")  # each lives in an environment of its own
+FURTHER = ("tensorflow", "paddle", "mlx", "warp", "onnxruntime")  # in separate environments
 DTYPES = (*(dtype.name for dtype in dlx.DType.all()), "float32x4")
 COUNT = 6
 
@@ -35,7 +35,7 @@ def memory(dtype: str, shape: tuple[int, ...] = (COUNT,)) -> Any:
 
 
 def make_array(framework: str, dtype: str) -> Any:
-    """Return an array of a framework with a dtype, or raise what says that it has none."""
+    """Return an array of a framework with a dtype, or raise an error if the framework has no such dtype."""
     if framework == "dlx":
         return memory(dtype)
     if framework == "jax":
@@ -51,7 +51,7 @@ def make_array(framework: str, dtype: str) -> Any:
 
 
 def make_unaligned(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a maker of objects whose memory, not ours to place, is not by chance at a multiple of 64 bytes."""
+    """Return a maker that retries until the object's memory is not at a multiple of 64 bytes."""
 
     def source() -> Any:
         kept = []
@@ -69,7 +69,7 @@ ODD: dict[str, Callable[[], Any]] = {}
 
 
 def register_odd(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Enter a maker under a name."""
+    """Register a maker under a name."""
 
     def enter(make: Callable[[], Any]) -> Callable[[], Any]:
         assert name not in ODD, name
@@ -255,11 +255,11 @@ _arrow("empty", lambda pa: pa.array([], pa.int32()))
 _arrow("Tensor", lambda pa: pa.Tensor.from_numpy(__import__("numpy").arange(24.0).reshape(4, 6)[:, ::2]))
 
 
-# ---- capsules, producers, what Python itself has ---------------------------------------------------------------------
+# ---- capsules, producers, objects of Python ---------------------------------------------------------------------
 
 
 class Producer:
-    """An object that has `__dlpack__`, as some library might have written it."""
+    """An object with `__dlpack__`."""
 
     def __init__(self, answer: Callable[..., Any]) -> None:
         self.answer = answer
@@ -279,7 +279,7 @@ class WithoutDevice:
 
 
 class WithoutKeywords:
-    """A producer from before there were keywords."""
+    """A producer without keywords."""
 
     def __dlpack__(self) -> Any:
         return _tensor().__dlpack__()
@@ -293,7 +293,7 @@ def _tensor() -> Any:
 
 
 class OnlyStream:
-    """A producer from before versions."""
+    """A producer without versions."""
 
     def __dlpack__(self, stream: Any = None) -> Any:
         return _tensor().__dlpack__()
@@ -315,7 +315,7 @@ def _make_used() -> Any:
     return capsule
 
 
-_kept: list[Any] = []  # memory behind the capsules of another version, which nobody takes
+_kept: list[Any] = []  # memory of capsules of another version, which are never consumed
 
 
 def _major_2() -> Any:
@@ -367,7 +367,7 @@ def _first_grid() -> list[int]:
     return elements(_tensor())
 
 
-VALUES: dict[str, Callable[[], list[int]]] = {  # of those that cannot be asked twice
+VALUES: dict[str, Callable[[], list[int]]] = {  # of sources that can be read only once
     **{name: _first_grid for name in ODD if name.startswith(("capsule", "producer"))},
     "__array_interface__": lambda: [0x3FF0000000000000, 0x4000000000000000, 0x4008000000000000, 0x4010000000000000],
 }
@@ -385,7 +385,7 @@ def _cuda() -> Any:
 
 
 class _Interface:
-    """An object with the array interface over memory of its own, at a multiple of 64 bytes."""
+    """An object with the array interface over its own memory, at a multiple of 64 bytes."""
 
     def __init__(self) -> None:
         self.memory = ffi.new("double[12]")
