@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType, row_major
-from dlx._protocols.dlpack import answered
+from dlx._protocols.dlpack import return_or_raise
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
@@ -178,7 +178,7 @@ def _open(obj: Any) -> tuple[object, Type]:
     method = method_of(type(obj))
     try:
         answer = native.producer_answer(obj)
-        data = native.arrow_open(obj, method) if answer is None else answered(*answer)
+        data = native.arrow_open(obj, method) if answer is None else return_or_raise(*answer)
         return data, Type(*native.arrow_schema(data))
     except DlxError as error:
         error.brief = first_line(error.brief)  # it may end with a stream's own text

@@ -232,7 +232,7 @@ BROKEN = {  # a plugin's code -> what the sentence says
     ),
     "unknown dtype": (
         adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
-        "the dtypes.names of its adapter 'lib' cannot be read: there is no dtype 'float'",
+        "the dtypes.names of its adapter 'lib' cannot be read: unknown dtype 'float'",
     ),
     "name of a newer dlx": (
         "from dlx.adapter import Marvel",
