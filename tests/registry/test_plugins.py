@@ -765,7 +765,7 @@ def test_arrays_that_nobody_exports(site):
     site.plugin("dlx-lib", "lib", adapter().replace("def export", "def unused").replace("def describe", "def never"))
     said = site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
     assert (
-        "the adapter 'lib' has no export of its own, and lib.Array has no __dlpack__. Override Adapter.export" in said
+        "the adapter 'lib' does not override export, and lib.Array has no __dlpack__. Override Adapter.export" in said
     )
 
 
