@@ -27,7 +27,7 @@ from dlx.adapter.declarations import Blocker, Capabilities
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.testing.capsules import LAYOUTS, OTHERS, Source, elements
 from dlx.testing.check import check
-from dlx.testing.checks.producer import together_well
+from dlx.testing.checks.producer import check_threads
 from dlx.testing.runner import environment
 from dlx.testing.subject import Broken, Subject, adapter_of, attempt, error_line, must
 from dlx.typing import READONLY
@@ -330,7 +330,7 @@ def adapter_threads(lib: Subject) -> None:
             check_equal(api.convert(array, to="dlx"), source, "exported")
             check_equal(api.convert(api.convert(make_tensor(mine[i]), to=lib.adapter), to="dlx"), mine[i], "imported")
 
-    together_well(work)
+    check_threads(work)
     gc.collect()
     must(native.live() == before, f"{native.live() - before:+} managed tensors are alive")
 

@@ -11,11 +11,11 @@ from dlx._api import convert as api
 from dlx._protocols.pointer import from_pointer
 from dlx.testing.capsules import LAYOUTS, OTHERS, Source, swept
 from dlx.testing.check import check
-from dlx.testing.checks.producer import MIB, none_left, together, together_well
+from dlx.testing.checks.producer import MIB, check_memory, check_threads, run_threads
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
 
 
-def right_or_refused(lib: Subject, source: Source) -> str | None:
+def check_import(lib: Subject, source: Source) -> str | None:
     """Raise `Broken` unless a source comes in right, or is refused; return the refusal."""
     result, error = lib.tried(source)
     refused = None if error is None else f"refused: {error_line(error)}"
@@ -26,7 +26,7 @@ def right_or_refused(lib: Subject, source: Source) -> str | None:
     return refused
 
 
-def needs_legacy(lib: Subject) -> None:
+def require_legacy(lib: Subject) -> None:
     """Raise `NotApplicable` if no legacy capsule is taken at all, which `legacy-producer` is about."""
     lib.needs(lib.tried(lib.source(legacy=True))[1] is None, "it takes no legacy capsules")
 
@@ -68,7 +68,7 @@ def _layout(name: str, what: str, shape: tuple[int, ...], strides: tuple[int, ..
     def function(lib: Subject) -> str | None:
         low, high = lib.ndims
         lib.needs(low <= len(shape) <= high, f"it has {low} to {high} dimensions")
-        return right_or_refused(lib, lib.source("float32", shape, strides=strides))
+        return check_import(lib, lib.source("float32", shape, strides=strides))
 
     function.__doc__ = f"""{what} comes in right, or is refused.
 
@@ -90,8 +90,8 @@ def import_null_strides(lib: Subject) -> None:
     source = Source(legacy=True, null_strides=True)
     assert Source.read({take}(source)) == source.elements()
     """
-    needs_legacy(lib)
-    remark = right_or_refused(lib, lib.source(legacy=True, null_strides=True))
+    require_legacy(lib)
+    remark = check_import(lib, lib.source(legacy=True, null_strides=True))
     must(remark is None, f"{remark}: most legacy capsules have no strides")
 
 
@@ -110,7 +110,7 @@ def import_offset(lib: Subject) -> str | None:
     remarks = []
     for nbytes in (8, 64):
         for null_strides in (False, True):
-            remarks.append(right_or_refused(lib, lib.source(byte_offset=nbytes, null_strides=null_strides)))
+            remarks.append(check_import(lib, lib.source(byte_offset=nbytes, null_strides=null_strides)))
     return next((remark for remark in remarks if remark), None)
 
 
@@ -120,7 +120,7 @@ def import_alignment(lib: Subject) -> None:
     for shift in (0, 4, 8, 16, 32, 64):
         for dtype in ("uint8", "float32", "complex64"):
             if not lib.dtypes or dtype in lib.dtypes:
-                remark = right_or_refused(lib, lib.source(dtype, shift=shift))
+                remark = check_import(lib, lib.source(dtype, shift=shift))
                 must(remark is None, f"{dtype}, {shift} bytes beyond a multiple of 256: {remark}")
 
 
@@ -132,7 +132,7 @@ def import_misaligned(lib: Subject) -> str | None:
     result = {take}(source)  # or raises
     assert Source.read(result) == source.elements()
     """
-    return right_or_refused(lib, lib.source(shift=1))
+    return check_import(lib, lib.source(shift=1))
 
 
 @check("consumer", "copies", "wrong", see="array API standard, from_dlpack: copy")
@@ -175,7 +175,7 @@ def import_copy_false(lib: Subject) -> str | None:
     return remark
 
 
-def _write(lib: Subject, result: Any, source: Source) -> bool:
+def _can_write(lib: Subject, result: Any, source: Source) -> bool:
     """Return whether the result can change the producer's memory."""
     before = source.elements()
     if lib.write is not None:
@@ -203,7 +203,7 @@ def import_readonly(lib: Subject) -> str | None:
         source = lib.source(readonly=True, legacy=legacy)
         result, error = lib.tried(source if legacy is None else lib.raw(source))
         if error is None:
-            must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
+            must(not _can_write(lib, result, source), "the read-only flag is dropped: the result may be written to")
             return None
     return f"refused: {error_line(error)}"
 
@@ -216,11 +216,11 @@ def import_legacy_writable(lib: Subject) -> None:
     {write}
     """
     lib.needs(not lib.immutable, "its arrays are never writable")
-    needs_legacy(lib)
+    require_legacy(lib)
     source = lib.source(legacy=True)
     result = lib.take(source)
     lib.needs(lib.seen(result)[0] == source.address, "it copies")
-    must(_write(lib, result, source), "writable memory in a legacy capsule came in read-only")
+    must(_can_write(lib, result, source), "writable memory in a legacy capsule came in read-only")
 
 
 @check("consumer", "lifetimes", "fatal", see="dlpack.h, DLManagedTensor.deleter")
@@ -312,27 +312,27 @@ def import_leaks(lib: Subject) -> None:
             big.exports.clear()
             swept()
 
-    none_left(once, "imports of 1 MiB")
+    check_memory(once, "imports of 1 MiB")
 
 
 @check("consumer", "threads", "fatal")
 def race_for_one(lib: Subject) -> None:
     """Of many threads that are given one capsule, one takes it."""
-    asked = lib.source()
-    lib.take(asked)
+    first = lib.source()
+    lib.take(first)
     for _ in range(40):
         source = lib.source()
-        capsule = source.capsule(legacy=asked.exports[-1].legacy)
-        given = capsule if lib.takes_capsules else lib.source(answer=capsule)
-        made: list[Any] = []
+        capsule = source.capsule(legacy=first.exports[-1].legacy)
+        argument = capsule if lib.takes_capsules else lib.source(answer=capsule)
+        results: list[Any] = []
 
-        def take(_: int, given: Any = given, made: list[Any] = made) -> None:
-            made.append(lib.take(given))
+        def take(_: int, argument: Any = argument, results: list[Any] = results) -> None:
+            results.append(lib.take(argument))
 
-        together(take)
-        must(len(made) == 1, f"{len(made)} of 8 threads took the same capsule")
-        made.clear()
-        del capsule, given
+        run_threads(take)
+        must(len(results) == 1, f"{len(results)} of 8 threads took the same capsule")
+        results.clear()
+        del capsule, argument
         lib.settled(source)
 
 
@@ -345,7 +345,7 @@ def import_threads(lib: Subject) -> None:
         for _ in range(50):
             lib.holds(lib.take(source), source)
 
-    together_well(work)
+    check_threads(work)
     lib.settled(source)
 
 
@@ -353,15 +353,15 @@ def import_threads(lib: Subject) -> None:
 def end_holding(lib: Subject) -> None:
     """The process ends well while arrays that came in are still held."""
 
-    def held() -> Any:
+    def make_array() -> Any:
         memory = bytearray(lib.source().elements())
         dtype = lib.source().dtype.name
         address = api.convert(memory, to="dlx").data_ptr
         return lib.take(from_pointer(address, lib.shape(4, 6), dtype, owner=memory))
 
-    cycle: list[Any] = [held()]
+    cycle: list[Any] = [make_array()]
     cycle.append(cycle)
-    builtins.held_by_the_kit = held()  # type: ignore[attr-defined]
+    builtins.held_by_the_kit = make_array()  # type: ignore[attr-defined]
     started = threading.Event()
 
     def stay(array: Any) -> None:
@@ -369,5 +369,5 @@ def end_holding(lib: Subject) -> None:
         threading.Event().wait()
         del array
 
-    threading.Thread(target=stay, args=(held(),), daemon=True).start()
+    threading.Thread(target=stay, args=(make_array(),), daemon=True).start()
     started.wait()

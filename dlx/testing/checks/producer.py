@@ -188,26 +188,26 @@ ROUNDS = 64  # arrays of 1 MiB for each way to end an export
 LOST = 24  # MiB of ROUNDS that may stay allocated
 
 
-def resident() -> int:
+def resident_memory() -> int:
     """Return the resident memory of the process, in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def none_left(once: Callable[[], Any], what: str) -> None:
+def check_memory(once: Callable[[], Any], what: str) -> None:
     """Raise `Broken` if the process grows during `ROUNDS` calls, after a warm-up, that each make an array of 1 MiB."""
     for _ in range(8):
         once()
     gc.collect()
-    before = resident()
+    before = resident_memory()
     for _ in range(ROUNDS):
         once()
     gc.collect()
-    left = (resident() - before) / MIB
+    left = (resident_memory() - before) / MIB
     must(left < LOST, f"{left:.0f} MiB stay allocated after {ROUNDS} {what}")
 
 
-def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
+def run_threads(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
     """Call ``do(i)`` on several threads that start at the same time; return the error of each, or None."""
     gate = threading.Barrier(threads)
 
@@ -226,9 +226,9 @@ def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException |
     return [None if error is None else error.with_traceback(None) for error in raised]
 
 
-def together_well(do: Callable[[int], Any]) -> None:
+def check_threads(do: Callable[[int], Any]) -> None:
     """Call ``do(i)`` on several threads; raise `Broken` if any of them raised."""
-    raised = [error for error in together(do) if error is not None]
+    raised = [error for error in run_threads(do) if error is not None]
     must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
 
 
@@ -339,7 +339,7 @@ def export_leaks(lib: Subject) -> None:
         "refused": export(**version, dl_device=(15, 0)), "called wrongly": export(no_such_keyword=1),
     }  # fmt: skip
     for way, once in ways.items():
-        none_left(once, f"arrays of 1 MiB: {way}")
+        check_memory(once, f"arrays of 1 MiB: {way}")
 
 
 @check("producer", "threads", "fatal")
@@ -354,7 +354,7 @@ def export_threads(lib: Subject) -> None:
             must(taken.elements() == data, "other elements")
             taken.consume().delete()
 
-    together_well(work)
+    check_threads(work)
     gc.collect()
     after = sys.getrefcount(array)
     must(after == before, f"the array has {after - before:+} references")

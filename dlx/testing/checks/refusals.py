@@ -14,7 +14,7 @@ from dlx.testing.subject import Subject, attempt, error_line, must
 UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process
 
 
-def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
+def _check_refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
     result, error = lib.tried(argument)
     if error is None:
         UNTOUCHED.append((argument, result))
@@ -35,7 +35,7 @@ def other_major(lib: Subject) -> str:
     """
     for poisoned in (False, True):
         source = lib.source(version=(2, 0), poisoned=poisoned, legacy=False)
-        remark = _refused(lib, lib.raw(source), source, "a capsule of DLPack 2.0")
+        remark = _check_refused(lib, lib.raw(source), source, "a capsule of DLPack 2.0")
     return remark
 
 
@@ -43,7 +43,7 @@ def other_major(lib: Subject) -> str:
 def wrong_name(lib: Subject) -> str:
     """A capsule of another name is refused, and not touched."""
     source = lib.source(name=b"dltensor_other")
-    return _refused(lib, lib.raw(source), source, "a capsule named 'dltensor_other'")
+    return _check_refused(lib, lib.raw(source), source, "a capsule named 'dltensor_other'")
 
 
 @check("consumer", "refusals", "fatal", see="DLPack, Python specification: used capsules")
@@ -54,11 +54,11 @@ def used_capsule(lib: Subject) -> str:
         source = lib.source()
         capsule = source.capsule(legacy=legacy)
         again = lib.source(answer=capsule)
-        given = capsule if lib.takes_capsules else again
-        first, error = lib.tried(given)
+        argument = capsule if lib.takes_capsules else again
+        first, error = lib.tried(argument)
         if error is not None:
             continue
-        second, error = lib.tried(given)
+        second, error = lib.tried(argument)
         must(error is not None, "the same capsule was taken twice")
         remark = f"refused: {error_line(error)}"
         del first, second, error
@@ -75,7 +75,7 @@ def null_data(lib: Subject) -> str:
     raise AssertionError("an array over no memory was made")
     """
     source = lib.source(data=0)
-    return _refused(lib, source, source, "a null pointer with 24 elements")
+    return _check_refused(lib, source, source, "a null pointer with 24 elements")
 
 
 @check("consumer", "refusals", "fatal", alone=True)
@@ -86,7 +86,7 @@ def negative_extent(lib: Subject) -> str:
     raise AssertionError("an array of -4 elements was made")
     """
     source = lib.source("float32", (4,), claims=(-4,), strides=(1,))
-    return _refused(lib, source, source, "a shape of (-4,)")
+    return _check_refused(lib, source, source, "a shape of (-4,)")
 
 
 @check("consumer", "refusals", "fatal", alone=True)
@@ -98,7 +98,7 @@ def overflow(lib: Subject) -> str:
     """
     shape, claims, strides = ((4, 6), (1 << 62, 16), (16, 1)) if lib.ndims[1] > 1 else ((4,), (1 << 62,), (1,))
     source = lib.source("float32", shape, claims=claims, strides=strides)
-    return _refused(lib, source, source, f"a shape of {claims}")
+    return _check_refused(lib, source, source, f"a shape of {claims}")
 
 
 @check("consumer", "refusals", "fatal", alone=True, see="plain safety: a device address is no pointer")
