@@ -276,11 +276,11 @@ def adapter_lifetimes(lib: Subject) -> None:
     owner = Owner(source.elements())
     watch = weakref.ref(owner)
     view = api.convert(memoryview(owner), to="dlx")
-    given = from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
+    borrowed = from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
     del view, owner
-    result = api.convert(given, to=lib.adapter)
-    shared = describe(result).address == given.data_ptr
-    del given
+    result = api.convert(borrowed, to=lib.adapter)
+    shared = describe(result).address == borrowed.data_ptr
+    del borrowed
     gc.collect()
     must(not shared or watch() is not None, "the owner was released while the result uses its memory")
     check_equal(api.convert(result, to="dlx"), source, "after its source was dropped")

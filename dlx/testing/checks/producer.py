@@ -250,9 +250,9 @@ def owner_unconsumed(lib: Subject) -> None:
     """
     array = lib.array()[0]
     before = sys.getrefcount(array)
-    for asked in (lib.asking(array), {}):
+    for keywords in (lib.asking(array), {}):
         for _ in range(10):
-            attempt(array.__dlpack__, **asked)
+            attempt(array.__dlpack__, **keywords)
     gc.collect()
     after = sys.getrefcount(array)
     must(after == before, f"20 capsules were dropped, but the array has {after - before} more references")
@@ -426,8 +426,8 @@ def keyword_none(lib: Subject) -> None:
         {"stream": None}, {"dl_device": None}, {"copy": None},
         {"stream": None, "max_version": (1, 0), "dl_device": None, "copy": None},
     ):  # fmt: skip
-        asked = version | keywords
-        must(lib.export(array, **asked).elements() == data, f"other elements with {asked}")
+        request = version | keywords
+        must(lib.export(array, **request).elements() == data, f"other elements with {request}")
 
 
 @check("producer", "keywords", "refuses", see="array API standard, __dlpack__: dl_device")
@@ -456,9 +456,9 @@ def keyword_other_device(lib: Subject) -> None:
     """
     for version in (None, (1, 0)):
         taken, error = lib.ask(lib.array()[0], max_version=version, dl_device=ELSEWHERE)
-        asked = f"max_version={version}, dl_device={ELSEWHERE}"
-        must(error is not None, f"{asked} returned memory of device {taken and taken.device}")
-        must(isinstance(error, BufferError), f"{asked} raised {error_line(error)}")
+        request = f"max_version={version}, dl_device={ELSEWHERE}"
+        must(error is not None, f"{request} returned memory of device {taken and taken.device}")
+        must(isinstance(error, BufferError), f"{request} raised {error_line(error)}")
 
 
 @check("producer", "keywords", "wrong")
