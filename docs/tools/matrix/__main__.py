@@ -21,9 +21,9 @@ def main() -> int:
     if wrong:
         print("\n".join(wrong))
         return 1
-    versions = measure.versions(names)
+    versions = measure.read_versions(names)
     if options.write is None:
-        print(render.page(cells, versions))
+        print(render.format_page(cells, versions))
     else:
         written, known = render.read_page((options.write / "matrix.md").read_text())
         if options.further:
@@ -31,8 +31,8 @@ def main() -> int:
         else:  # keep the cells of the further frameworks
             cells |= {at: each for at, each in written.items() if render.is_further(at)}
         versions = {name: (known | versions)[name] for name in (*FRAMEWORKS, *FURTHER) if name in known | versions}
-        (options.write / "matrix.md").write_text(render.page(cells, versions))
-        (options.write / "matrix.svg").write_text(render.picture(cells))
+        (options.write / "matrix.md").write_text(render.format_page(cells, versions))
+        (options.write / "matrix.svg").write_text(render.draw_picture(cells))
     return 0
 
 

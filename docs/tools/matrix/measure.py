@@ -42,12 +42,12 @@ def list_installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
     return found
 
 
-def versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
+def read_versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
     """Return the versions of the installed targets."""
     return {name: version_of(registry.target(name).adapter) for name in list_installed(names) if name != "dlx"}
 
 
-def elements(tensor: Any) -> list[int]:
+def read_elements(tensor: Any) -> list[int]:
     """Return the bits of every element of a host tensor as integers, in row-major order."""
     bits = tensor.dtype.bits * tensor.dtype.lanes
     steps = itertools.product(*map(range, tensor.shape))
@@ -129,8 +129,8 @@ def _compare(result: Any, source: Any, expected: list[int] | None) -> None:
         raise Wrong("the expected values are unknown")
     if (result.dtype, result.shape) != (source.dtype, source.shape):
         raise Wrong(f"{source} became {result}")
-    if elements(result) != expected:
-        raise Wrong(f"expected {expected}, found {elements(result)}")
+    if read_elements(result) != expected:
+        raise Wrong(f"expected {expected}, found {read_elements(result)}")
 
 
 def _describe(obj: Any) -> Any:
@@ -143,7 +143,7 @@ def _describe(obj: Any) -> Any:
 def read_values(obj: Any) -> list[int] | None:
     """Return the bits of the elements from the source's own library, without dlx, or None."""
     if isinstance(obj, dlx.Tensor):
-        return elements(obj)
+        return read_elements(obj)
     library = {"ArrayImpl": "jax"}.get(type(obj).__name__)
     for kind in type(obj).__mro__:
         library = library or {"numpy": "numpy", "torch": "torch", "pyarrow": "pyarrow"}.get(
@@ -205,7 +205,7 @@ def measure_all(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
     here = list_installed()
     for framework, dtype in itertools.product(here, DTYPES):
         source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
-        bits = (lambda d=dtype: elements(memory(d))) if (framework, dtype) != ("pyarrow", "bool") else None
+        bits = (lambda d=dtype: read_elements(memory(d))) if (framework, dtype) != ("pyarrow", "bool") else None
         yield from _row(source, here, bits, progress)
     if "jax" in here:
         import jax
@@ -215,7 +215,7 @@ def measure_all(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
                 source = Source(
                     "into jax with x64 on", f"{framework} {dtype}", lambda f=framework, d=dtype: make_array(f, d)
                 )
-                yield from _row(source, ["jax"], lambda d=dtype: elements(memory(d)), progress)
+                yield from _row(source, ["jax"], lambda d=dtype: read_elements(memory(d)), progress)
     columns = [*here, *(name for name in TARGETS if name.partition(".")[0] in here and "." in name)]
     for name, make in ODD.items():
         yield from _row(Source("odd sources", name, make), columns, None, progress)
@@ -227,7 +227,7 @@ def measure_further(progress: bool = False) -> Iterator[tuple[str, str, str, str
     for framework, dtype in itertools.product(("dlx", "numpy", *here), DTYPES):
         source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
         targets = ["dlx", "numpy", framework] if framework in here else here
-        yield from _row(source, targets, lambda d=dtype: elements(memory(d)), progress)
+        yield from _row(source, targets, lambda d=dtype: read_elements(memory(d)), progress)
     for name, make in ODD.items():
         if not name.startswith(("torch ", "jax ", "pyarrow ")):
             yield from _row(Source("odd sources", name, make), here, None, progress)

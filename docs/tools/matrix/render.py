@@ -32,7 +32,7 @@ mlx, warp and onnxruntime were measured with dlx and numpy in the environments o
 """
 
 
-def page(cells: Cells, versions: dict[str, str]) -> str:
+def format_page(cells: Cells, versions: dict[str, str]) -> str:
     """Return the page in Markdown."""
     parts = [HEAD, "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".\n"]
     parts.append("\n".join(f"- **{word}**: {meaning}" for word, meaning in MEANING.items()) + "\n")
@@ -75,7 +75,7 @@ def is_further(at: tuple[str, str, str]) -> bool:
     return target in FURTHER or table.removeprefix(START) in FURTHER
 
 
-def picture(cells: Cells) -> str:
+def draw_picture(cells: Cells) -> str:
     """Return the tables of dtypes as one SVG."""
     return draw_dtypes(
         {(t.removeprefix(START), source, to): each for (t, source, to), each in cells.items() if t.startswith(START)}

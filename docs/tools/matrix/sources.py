@@ -362,9 +362,9 @@ ODD |= {
 
 
 def _first_grid() -> list[int]:
-    from matrix.measure import elements
+    from matrix.measure import read_elements
 
-    return elements(_tensor())
+    return read_elements(_tensor())
 
 
 VALUES: dict[str, Callable[[], list[int]]] = {  # of sources that can be read only once
