@@ -92,9 +92,7 @@ def convert_as_planned(source: Any, to: Any, **options: Any) -> tuple[Any, DlxEr
         before, after = describe(source), describe(result)
         if plan.outcome != "same" and before.nbytes and before.address and after.address:
             shared = before.address == after.address
-            must(
-                shared == (plan.outcome == "shared"), f"planned: {plan}, but it was {'shared' if shared else 'copied'}"
-            )
+            must(shared == (plan.outcome == "shared"), f"planned: {plan}, but {'shared' if shared else 'copied'}")
         return result, None
     if not isinstance(error, DlxError):
         raise Broken(f"convert raised {error_line(error)}, not an error of dlx") from error

@@ -76,10 +76,7 @@ def export_device(lib: Subject) -> None:
     taken = lib.versioned(array)
     kind, number = device
     must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ returned {device}")
-    must(
-        (int(kind), int(number)) == taken.device,
-        f"__dlpack_device__ returned {device}, but the capsule has {taken.device}",
-    )
+    must((int(kind), int(number)) == taken.device, f"__dlpack_device__ returned {device}, not {taken.device}")
 
 
 @check("producer", "layouts", "fatal")

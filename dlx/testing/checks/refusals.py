@@ -8,7 +8,7 @@ from dlx.testing.capsules import OldSource, Source
 from dlx.testing.check import check
 from dlx.testing.subject import Subject, attempt, error_line, must
 
-# ---- invalid capsules: an exception, never a crash --------------------------------------------------------
+# ---- invalid capsules: an exception, never a crash -------------------------------------------------------------------
 
 # A refused capsule is not consumed: it keeps its name, or its deleter is called once.
 UNTOUCHED: list[Any] = []  # keeps results of invalid imports, because their deletion or repr could crash
