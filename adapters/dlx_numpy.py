@@ -243,7 +243,7 @@ _MEANINGS = (
     (
         "mask",
         "a masked array's mask would be lost",
-        "Call .filled(value) first, or convert .data and .mask separately.",
+        "Call .filled(value) first, or convert .data and .mask.",
     ),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
