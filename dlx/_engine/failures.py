@@ -1,4 +1,4 @@
-"""Errors of a tree: raised at the first one, or collected for an ExceptionGroup."""
+"""Raise the errors of a tree at once, or collect them in an ExceptionGroup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Located = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 
 class Failures:
-    """Errors with their paths: raised at once, or collected. ``located(path)`` gives an error's (root, path)."""
+    """Adds paths to errors and raises or collects them; ``located(path)`` returns an error's (root, path)."""
 
     def __init__(self, target: str, *, collect: bool = False, located: Located | None = None) -> None:
         self.target = target
@@ -20,18 +20,18 @@ class Failures:
         self.errors: list[DlxError] = []
 
     def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
-        """Note an error, or raise it where errors are not collected."""
+        """Collect an error, or raise it unless `collect`."""
         root, path = ("", path) if self.located is None else self.located(path)
         error.complete(path=path, root=root, target=self.target)
         if not self.collect:
             try:
                 raise error
             finally:
-                del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+                del error  # break the cycle with this frame
         self.errors.append(error)
 
     def check(self) -> None:
-        """Raise what was collected, if anything was."""
+        """Raise the collected errors, if any."""
         if self.errors:
             errors, self.errors = self.errors, []
             try:
@@ -45,5 +45,5 @@ RAISING = Failures("")
 
 
 def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
-    """Return one exception for all errors of a tree."""
+    """Return the errors of a tree as one exception."""
     return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)

@@ -1,4 +1,4 @@
-"""Say what a conversion will do, for `dlx.plan`: no capsule is consumed, and nothing is passed to a consumer."""
+"""Build the plans of `dlx.plan` without consuming a capsule or calling a consumer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlx.typing import Outcome
 
 
 def plan_known(request: Request, obj: Any) -> Plan | None:
-    """Return the plan of an array on the host that the fast path describes; None for others, and refusals."""
+    """Return the plan of a host array that the fast path describes; None for other arrays and refusals."""
     known = exported(obj)
     if known is None or not known[2].is_host:
         return None
@@ -33,11 +33,11 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
         if source is target.source:
             decision = _approach_described(obj, source, info, request)
         if decision.outcome == "unknown":
-            plain = share_unchanged(tensor, decision, source, request, in_full=True)
-            decision = decide(tensor, decision, source, request, _no_sync) if plain is None else plain
+            unchanged = share_unchanged(tensor, decision, source, request, in_full=True)
+            decision = decide(tensor, decision, source, request, _no_sync) if unchanged is None else unchanged
     except MemoryError:
         raise
-    except Exception:  # said again, in full
+    except Exception:  # the full plan reports it
         return None
     steps, outcome, device, _ = decision
     nbytes = 0
@@ -45,7 +45,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
         nbytes += step.nbytes
     place = info.device if device is None else device
     fields = ("", info, target.name, place, outcome, steps, nbytes, None, (), ())
-    return tuple.__new__(Plan, fields)  # calling the class would take twice as long
+    return tuple.__new__(Plan, fields)  # a call of the class takes twice as long
 
 
 def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
@@ -53,11 +53,11 @@ def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Req
 
 
 def _no_sync() -> StreamSync:
-    raise AssertionError("host memory is on no stream")
+    raise AssertionError("host memory has no stream")
 
 
 def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:
-    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer."""
+    """Return the plan of one array, and the stage of a refusal: 0 describing, 1 deciding, 2 calling the producer."""
     batch, transfer = Batch(request, [obj], [source]), Transfer(obj, source)
     stage = 0
     try:
@@ -88,12 +88,12 @@ def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: boo
     if tensor is None:
         return before
     if transfer.tensor is None and (transfer.description is None or transfer.info().shape is None):
-        transfer.tensor = tensor  # it is described by what was exported
+        transfer.tensor = tensor  # describe the array by its export
     return batch.decided(transfer, tensor)
 
 
 def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
-    """Return what `batch.convert_tree` will do with every array; the error that it would raise is in the plan."""
+    """Return the plan of `batch.convert_tree`, with the error that it would raise."""
     target = request.target.name
     failures = Failures(target, collect=True)
     tree = Tree(root, handler, failures, strict=strict)
@@ -108,7 +108,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         if isinstance(plan.error, DlxError):
             plan.error.complete(path=tree.path(i))
             late.append((stage, plan.error))
-        if len(tree.arrays) == 1 and not tree.path(i):  # the root stands for one array
+        if len(tree.arrays) == 1 and not tree.path(i):  # the root is a wrapper of one array
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
     late.sort(key=lambda each: each[0])  # in the order of the stages
