@@ -1,4 +1,4 @@
-"""`describe`."""
+"""`describe`: the dtype, shape and device of an array."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dlx._registry import lookup
 
 @public
 def describe(obj: Any) -> ArrayInfo:
-    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
+    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not accessed.
 
     Raises
     ------
     AdapterNotFoundError
-        If it is nothing that dlx knows as an array.
+        If dlx does not recognize it as an array.
     ConversionError
-        If it is one that cannot even be described, such as a used capsule.
+        If it cannot be described, such as a used capsule.
 
     Examples
     --------

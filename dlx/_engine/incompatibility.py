@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
         lib.DLX_INCOMPATIBLE_NDIM,
         LayoutError,
         lambda tensor, target: f"{target.name} cannot hold {tensor.ndim} dimensions",
-        fix="Reshape it in its own framework first.",
+        fix="Reshape it first.",
     ),
     Rule(
         lib.DLX_INCOMPATIBLE_EXTENTS,
@@ -106,7 +106,7 @@ RULES: tuple[Rule, ...] = (
             f"{target.name} multiplies the extents of empty {target.word}s, "
             f"and the product for {tensor.shape} overflows"
         ),
-        fix="Reshape it in its own framework first.",
+        fix="Reshape it first.",
     ),
     Rule(
         lib.DLX_INCOMPATIBLE_READONLY,
