@@ -106,7 +106,7 @@ def test_a_stream_that_is_said(cuda, lib_a, lib_b, as_object):
 
 
 @pytest.mark.parametrize(
-    ("stream", "message"), [(0, "Say 1"), ("x", "is no stream"), (gpulib.Stream(5, 1), "device 1")]
+    ("stream", "message"), [(0, "Pass 1"), ("x", "is not a stream"), (gpulib.Stream(5, 1), "device 1")]
 )
 def test_what_is_no_stream_is_refused_before_the_producer_is_asked(cuda, lib_a, lib_b, stream, message):
     """And nothing is ordered."""
