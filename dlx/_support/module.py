@@ -1,4 +1,4 @@
-"""`set_module`: the module that a public name shows; `restore_modules`: keep one copy of each module."""
+"""`set_module` sets the public module of a name; `restore_modules` keeps one copy of each module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DLX = sys.modules["dlx"]
 
 
 def set_module(name: str) -> Callable[[T], T]:
-    """Return a decorator that sets ``__module__``; `help` then shows annotations, also of methods, without quotes."""
+    """Return a decorator that sets ``__module__``, and shows annotations in `help` without quotes."""
 
     def decorate(defined: T) -> T:
         defined.__module__ = name
@@ -42,9 +42,9 @@ def _written(annotation: Any) -> Any:
 
 
 def restore_modules() -> None:
-    """Put dlx's modules back into ``sys.modules``, from which `unittest.mock.patch.dict` removes late ones.
+    """Put modules back into ``sys.modules`` that `unittest.mock.patch.dict` has removed.
 
-    Imported again, a module would have other classes, which the loaded modules do not know.
+    A second import would define other classes than those that the loaded modules use.
     """
     if sys.modules.get("dlx") is _DLX:
         for module in _below(_DLX):
@@ -52,7 +52,7 @@ def restore_modules() -> None:
 
 
 def _below(package: ModuleType) -> Iterator[ModuleType]:
-    """Give the loaded modules of a package and of its packages."""
+    """Yield the loaded modules of a package and its subpackages."""
     for name, value in [*vars(package).items()]:
         if type(value) is ModuleType and value.__name__ == f"{package.__name__}.{name}":
             yield value
