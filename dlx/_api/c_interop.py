@@ -157,7 +157,7 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
         options["max_version"] = version
         tensor = _tensor(obj)
     else:
-        peeked = _peeked(obj)
+        peeked = _peek(obj)
         if peeked is not None and not peeked.readonly:
             peeked.__dlpack__()  # raise what a legacy capsule cannot express before consuming a capsule
         reason = "it is read-only, which a legacy capsule cannot express"
@@ -288,14 +288,14 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
         raise
 
 
-def _peeked(obj: Any) -> Tensor | None:
+def _peek(obj: Any) -> Tensor | None:
     """Return the tensor of a capsule without consuming it; None for other objects."""
     return native.capsule_peek(obj) if native.capsule_state(obj) in ("versioned", "legacy") else None
 
 
 def _writable(obj: Any, target: str, reason: str, fix: str, **options: Any) -> Tensor:
     """Return a writable tensor, or raise; a read-only capsule is not consumed."""
-    tensor = _peeked(obj)
+    tensor = _peek(obj)
     if tensor is None or not tensor.readonly:
         tensor = _tensor(obj, **options)
     if tensor.readonly:

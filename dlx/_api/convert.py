@@ -187,7 +187,7 @@ def plan(
             made = _plan(request, obj, strict, errors, probe)
     except DlxError as error:
         executor.forget_frames(error)
-        made = plans.Plan("", fast_path.described(obj), error.target or str(to), None, "refused", error=error)
+        made = plans.Plan("", fast_path.try_describe(obj), error.target or str(to), None, "refused", error=error)
     if made.error is None:
         wanted = (to, like if like is None else _weakly(like))
         options = (device, copy, readonly, detach, stream, lazy, strict, errors)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.public import public
-from dlx._engine.fast_path import exported
+from dlx._engine.fast_path import export_and_describe
 from dlx._engine.sources import array_info
 from dlx._registry import lookup
 
@@ -28,5 +28,5 @@ def describe(obj: Any) -> ArrayInfo:
     >>> str(dlx.describe(b"abc"))
     'bytes (uint8[3], read-only)'
     """
-    known = exported(obj)
+    known = export_and_describe(obj)
     return array_info(*lookup.source(obj)) if known is None else known[1]

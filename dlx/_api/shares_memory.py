@@ -13,7 +13,7 @@ from dlx._engine import fast_path as fast_path  # binds FAST_PATH
 from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_call, info_of
+from dlx._engine.sources import abstract_tensor, adapter_call, info_of
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
@@ -126,7 +126,7 @@ def _extent(obj: Any) -> Extent | None:
             return _of_interface(obj.__array_interface__, info.address, obj.itemsize)
         tensor = found.tensor
         if tensor is None and not found.needs_export:
-            tensor = abstract(info, obj)
+            tensor = abstract_tensor(info, obj)
     except DlxError:
         tensor = None  # the export below raises the reason
     except Exception:
@@ -139,7 +139,7 @@ def _extent(obj: Any) -> Extent | None:
         except DlxError as error:
             error.complete(via=CONVERTED)
             raise
-        if batch.copied(0):  # new memory for each conversion
+        if batch.is_copied(0):  # new memory for each conversion
             return None
     bits = tensor.dtype.bits * tensor.dtype.lanes
     if bits % 8 and tensor.nbytes * 8 < bits * prod(tensor.shape) + 8:  # packed below a byte, hence contiguous

@@ -77,9 +77,9 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     >>> dlx.stack([b"abc", bytearray(b"def")], to="dlx")
     dlx.Tensor(uint8[2, 3], cpu, [[97, 98, 99], [100, 101, 102]])
     """
-    objs, keys = _rows(arrays)
+    objs, keys = _list_arrays(arrays)
     if type(to) is str and objs and device is None and stream is None and not trace.observers:
-        stacked = _in_c(objs, to)
+        stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
     request = request_of(to, device=device, stream=stream)
@@ -87,24 +87,24 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
     tensors, readinesses, sync = _tensors(objs, keys, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
-    _can_hold(request, tensors[0], shape)
+    _check_target(request, tensors[0], shape)
     try:
         if cuda.is_cuda(tensors[0].device):
-            whole: Tensor | int | None = _on_device(tensors, readinesses, shape, sync)
+            whole: Tensor | int | None = _stack_on_device(tensors, readinesses, shape, sync)
         else:
             whole = native.tensor_stack(tensors)
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=request.target.name)
         raise
     if isinstance(whole, int):
-        raise _odd(tensors, whole, keys).complete(source=f"{len(objs)} arrays", target=request.target.name)
+        raise _difference_error(tensors, whole, keys).complete(source=f"{len(objs)} arrays", target=request.target.name)
     if trace.observers and whole is not None:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
         trace.record(f"{len(objs)} arrays", request.target.name, "copied", [why], whole.nbytes)
     return convert(whole, to, device=device, stream=stream)
 
 
-def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
+def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return the arrays and, for errors, their keys; the arrays of a frame or mapping are its values."""
     inside, handler = lookup.unwrap(arrays)
     if handler is not None and handler.kind == "mapping":
@@ -117,7 +117,7 @@ def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     return objs, range(len(objs))
 
 
-def _in_c(objs: list[Any], to: str) -> Tensor | None:
+def _stack_in_c(objs: list[Any], to: str) -> Tensor | None:
     """Stack host arrays of the fast path; None if the Python path is needed."""
     target = registry.target(to)
     if target.varies:
@@ -146,7 +146,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     interfaces = [by_id[id(obj)] for obj in objs]
     one, first = memory.array_interface(objs[0], interfaces[0]), interfaces[0]
     if len(objs) > 1 and type(first) is dict and first.keys() == _BYTES_KEYS and one.nbytes and one.dtype.bits >= 8:
-        data = [_bytes_as(each, first, one.nbytes) for each in interfaces]
+        data = [_interface_bytes(each, first, one.nbytes) for each in interfaces]
         if None not in data:
             flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
             shape = (len(objs), *one.shape)
@@ -157,14 +157,14 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
 _BYTES_KEYS = {"shape", "typestr", "version", "data"}
 
 
-def _bytes_as(interface: Any, first: dict[str, Any], nbytes: int) -> bytes | None:
+def _interface_bytes(interface: Any, first: dict[str, Any], nbytes: int) -> bytes | None:
     """Return the data of an interface if it is bytes, with the shape and dtype of the first one."""
     same = interface["shape"] == first["shape"] and interface["typestr"] == first["typestr"] and len(interface) == 4
     data = interface["data"]
     return data if same and type(data) is bytes and len(data) == nbytes else None
 
 
-def _on_device(
+def _stack_on_device(
     tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
 ) -> Tensor | int:
     """Copy CUDA tensors into one on dlx's stream, or return the index of a tensor that differs."""
@@ -187,7 +187,7 @@ def _on_device(
             # Keep the source alive until the copy is done.
             native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
     for source, readiness in dict.fromkeys(readinesses):
-        sync.reused(source, readiness, work)
+        sync.delay_writes(source, readiness, work)
     return cuda.when(whole, cuda.ready(work))
 
 
@@ -203,7 +203,7 @@ def _tensors(
     try:
         found = [lookup.source(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
-        failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
+        failures = Failures(TENSOR.name, locate=lambda path: ("arrays", path))
         batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
@@ -215,7 +215,7 @@ def _tensors(
     return [tensors[number[first[id(obj)]]] for obj in objs], readinesses, batch.sync()
 
 
-def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
+def _check_target(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Raise if the target does not support the result, before the allocation."""
     device = HOST if host_readable(like.device) else like.device  # of the result
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, device, like.flags & ~1, None)
@@ -238,16 +238,16 @@ _ODD: dict[str, tuple[type[DlxError], str]] = {
 }
 
 
-def _compared(tensor: Tensor, word: str) -> Any:
+def _comparable(tensor: Tensor, word: str) -> Any:
     """Return an attribute for comparison; host devices are compared by type."""
     found = getattr(tensor, word)
     return found.type if word == "device" and host_readable(found) else found
 
 
-def _odd(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
+def _difference_error(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
-    word = next(word for word in _ODD if _compared(one, word) != _compared(other, word))
+    word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
     kind, fix = _ODD[word]
     reason = f"its {word} is {getattr(other, word)}, but {path_text((keys[0],), 'arrays')} has {getattr(one, word)}"
     return kind(reason, root="arrays", path=(keys[i],), fix=fix)

@@ -16,8 +16,8 @@ from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
-from dlx._engine.executor import execute, is_read_in_place, resolved
-from dlx._engine.failures import RAISING, Failures, Located
+from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
+from dlx._engine.failures import RAISING, Failures, Locate
 from dlx._engine.plan import Copy, Relabel, Resolve
 from dlx._engine.planner import (
     DEFERRED,
@@ -31,7 +31,7 @@ from dlx._engine.planner import (
 )
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_call, info_of, marked
+from dlx._engine.sources import abstract_tensor, adapter_call, info_of, mark_immutable
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -77,24 +77,24 @@ class Transfer:
         except DlxError:
             return type_name(type(self.obj))
 
-    def planned(self) -> Tensor | None:
+    def plan_export(self) -> Tensor | None:
         """Return the tensor of the export, from the description only; None if only an export shows it."""
         obj, source, before, tensor = self.obj, self.source, self.resolution, self.tensor
         if tensor is not None:
-            return marked(tensor, source)
+            return mark_immutable(tensor, source)
         if before.copies:  # the resolution would copy; its result is contiguous
             return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
         described, needs_export = self.description, self.needs_export
         with adapter_call(source):
             if before.steps:
-                obj = resolved(obj, before.steps, source)
+                obj = resolve_blockers(obj, before.steps, source)
                 if isinstance(obj, Tensor):  # made by the resolution
-                    return marked(obj, source)
+                    return mark_immutable(obj, source)
                 again = source.describe(obj)
                 described, needs_export, tensor = again.info, again.needs_export, again.tensor
             if tensor is None and not needs_export and described is not None:
-                tensor = abstract(info_of(described, source, obj, None) if before.steps else self.info(), obj)
-        return None if tensor is None else marked(tensor, source)
+                tensor = abstract_tensor(info_of(described, source, obj, None) if before.steps else self.info(), obj)
+        return None if tensor is None else mark_immutable(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
         """Undo `Arrays.consume`; return the adapter's errors, for notes."""
@@ -177,7 +177,7 @@ class Batch:
         """Convert all arrays, or none; return the results in order."""
         try:
             self._prepare(brief=False)
-            traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
+            traced = [self._trace_event(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
             if self.failures.errors:
                 self.failures.check()
@@ -188,10 +188,10 @@ class Batch:
             self.undo(error)
             raise
 
-    def _traced(self, transfer: Transfer) -> tuple[Any, ...]:
+    def _trace_event(self, transfer: Transfer) -> tuple[Any, ...]:
         """Return the trace record of one array, before the consumer gets it."""
         before, tensor = transfer.resolution, transfer.tensor
-        chosen = before if tensor is None else self.decided(transfer, tensor)
+        chosen = before if tensor is None else self.decide(transfer, tensor)
         nbytes = sum(step.nbytes for step in chosen.steps)
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
@@ -204,16 +204,16 @@ class Batch:
         for i, transfer in self._transfers.items():
             tensor = transfer.tensor
             self.results[i] = (
-                resolved(transfer.obj, transfer.resolution.steps, transfer.source) if tensor is None else tensor
+                resolve_blockers(transfer.obj, transfer.resolution.steps, transfer.source) if tensor is None else tensor
             )
         return self.results
 
-    def copied(self, i: int) -> bool:
+    def is_copied(self, i: int) -> bool:
         """Return whether array number `i` was copied."""
         transfer = self._transfers.get(i)
         return transfer is not None and "copied" in (transfer.resolution.outcome, transfer.decision.outcome)
 
-    def on_host(self, i: int) -> bool:
+    def is_on_host(self, i: int) -> bool:
         """Return whether array number `i` took the fast path, which supports host memory only."""
         return i not in self._transfers
 
@@ -321,9 +321,9 @@ class Batch:
         if transfer.tensor is not None:
             self.export(transfer)
         elif transfer.resolution.outcome == "unknown" and (transfer.resolution.steps or not transfer.needs_export):
-            tensor = transfer.planned()
+            tensor = transfer.plan_export()
             if tensor is not None:
-                self.decided(transfer, tensor)
+                self.decide(transfer, tensor)
 
     def export(self, transfer: Transfer) -> None:
         """Export and decide, without consuming a capsule."""
@@ -333,27 +333,27 @@ class Batch:
         try:
             if tensor is not None:
                 if not tensor.is_host:
-                    readiness = self.sync().described(source, transfer.obj, tensor)
+                    readiness = self.sync().readiness_of_described(source, transfer.obj, tensor)
             else:
-                obj = resolved(transfer.obj, before.steps, source) if before.steps else transfer.obj
+                obj = resolve_blockers(transfer.obj, before.steps, source) if before.steps else transfer.obj
                 if transfer.stream_device is not None:
                     tensor, readiness = self.sync().export(source, obj, transfer.stream_device)
                 else:
                     tensor = source.export(obj)
                     if not tensor.is_host:
                         device = None if transfer.description is None else transfer.info().device
-                        readiness = self.sync().exported(source, obj, tensor, device)
+                        readiness = self.sync().readiness_of_export(source, obj, tensor, device)
         except Exception:
             with adapter_call(source):
                 raise
         transfer.readiness = readiness
-        transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
+        transfer.tensor = mark_immutable(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
             raise not_writable()
         unchanged = share_unchanged(transfer.tensor, before, source, self.request)
-        transfer.decision = self.decided(transfer, transfer.tensor) if unchanged is None else unchanged
+        transfer.decision = self.decide(transfer, transfer.tensor) if unchanged is None else unchanged
 
-    def decided(self, transfer: Transfer, tensor: Tensor) -> Decision:
+    def decide(self, transfer: Transfer, tensor: Tensor) -> Decision:
         """Return the decision of `planner.decide`."""
         try:
             decision = decide(tensor, transfer.resolution, transfer.source, self.request, self.sync)
@@ -386,11 +386,11 @@ class Batch:
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
-                self.results[i] = self._loaded(transfer)
+                self.results[i] = self._load_one(transfer)
             except DlxError as error:
                 self.failures.add(error, self.path(i))
 
-    def _loaded(self, transfer: Transfer) -> Any:
+    def _load_one(self, transfer: Transfer) -> Any:
         """Consume one array and load it into the target; `undo` restores it if the consumer fails."""
         source, target = transfer.source, self.request.target
         tensor, transfer.tensor = transfer.tensor, None
@@ -398,7 +398,7 @@ class Batch:
             return transfer.deferred
         if tensor is None:  # source and target are one framework
             try:
-                return resolved(transfer.obj, transfer.resolution.steps, source)
+                return resolve_blockers(transfer.obj, transfer.resolution.steps, source)
             except DlxError as error:
                 transfer.complete(error, self.request)
                 raise
@@ -446,15 +446,15 @@ def convert_tree(
     strict: bool,
     collect: bool,
     to: Any = None,
-    located: Located | None = None,
+    locate: Locate | None = None,
 ) -> Any:
     """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
-    failures = Failures(request.target.name, collect=collect, located=located)
+    failures = Failures(request.target.name, collect=collect, locate=locate)
     tree = Tree(root, handler, failures, strict=strict)
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     new: Any = None
     try:
-        if located is None:  # not an element of a view
+        if locate is None:  # not an element of a view
             tree.check_found()
         new = tree.rebuild(batch.run(), request.target.name)
         failures.check()

@@ -29,7 +29,7 @@ def forget_frames(error: BaseException | None) -> None:
                 waiting += error.exceptions
 
 
-def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
+def resolve_blockers(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
     """Run the steps before the export and return the array."""
     with adapter_call(source):
         for step in steps:
@@ -95,10 +95,12 @@ def execute(
                     tensor = native.tensor_view(tensor, None, step.device, None, None)
             else:
                 if step is last and cuda.is_cuda(step.device) and tensor.nbytes:
-                    array = sync().filled(writer, tensor, readiness, _strides(tensor, step.keep_order), step.device)
+                    array = sync().copy_to_new_array(
+                        writer, tensor, readiness, _strides(tensor, step.keep_order), step.device
+                    )
                     if array is not None:
                         return array
-                tensor, readiness = sync().copied(writer, tensor, readiness, step.keep_order, step.device)
+                tensor, readiness = sync().copy(writer, tensor, readiness, step.keep_order, step.device)
             writer = None
         elif isinstance(step, Repack):
             tensor, writer = native.tensor_repack(tensor), None

@@ -7,21 +7,21 @@ from typing import Any
 
 from dlx.errors import DlxError
 
-Located = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
+Locate = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 
 class Failures:
-    """Adds paths to errors and raises or collects them; ``located(path)`` returns an error's (root, path)."""
+    """Adds paths to errors and raises or collects them; ``locate(path)`` returns an error's (root, path)."""
 
-    def __init__(self, target: str, *, collect: bool = False, located: Located | None = None) -> None:
+    def __init__(self, target: str, *, collect: bool = False, locate: Locate | None = None) -> None:
         self.target = target
         self.collect = collect
-        self.located = located
+        self.locate = locate
         self.errors: list[DlxError] = []
 
     def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
         """Collect an error, or raise it unless `collect`."""
-        root, path = ("", path) if self.located is None else self.located(path)
+        root, path = ("", path) if self.locate is None else self.locate(path)
         error.complete(path=path, root=root, target=self.target)
         if not self.collect:
             try:
@@ -35,7 +35,7 @@ class Failures:
         if self.errors:
             errors, self.errors = self.errors, []
             try:
-                raise together(errors)
+                raise group_errors(errors)
             finally:
                 del errors
 
@@ -44,6 +44,6 @@ RAISING = Failures("")
 """For conversions of one array, at the root."""
 
 
-def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
+def group_errors(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
     """Return the errors of a tree as one exception."""
     return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)

@@ -132,14 +132,14 @@ def _stays_on_host(adapter: Adapter, obj: Any) -> bool | None:
 
 
 def source_of(kind: type) -> native.Source | None:
-    """Return the source of an exact type and store it in the fast path; None as in `_known`."""
+    """Return the source of an exact type and store it in the fast path; None as in `_find_source`."""
     source = native.source_of(kind)
-    if source is None and (source := _known(kind)) is not None:
+    if source is None and (source := _find_source(kind)) is not None:
         native.source_add(source)
     return source
 
 
-def _known(kind: type) -> native.Source | None:
+def _find_source(kind: type) -> native.Source | None:
     """Return the source of an exact type; None if only its first call shows how its ``__dlpack__`` is called."""
     stamp = len(sys.modules), get_cache_token()
     found = lookup.kind(kind)
@@ -149,7 +149,7 @@ def _known(kind: type) -> native.Source | None:
         adapter = None
     try:
         if adapter is None:
-            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **_other_kind(kind))
+            return native.Source(kind, stamp=stamp, depends_on=_PROTOCOLS, **_other_fields(kind))
         if adapter is DLPACK:
             keywords = dlpack.keywords_of(kind)
             if keywords is None:
@@ -160,7 +160,7 @@ def _known(kind: type) -> native.Source | None:
             return native.Source(
                 kind, what="produces", adapter=adapter, stamp=stamp, depends_on=depends_on, table=False, producer=asked
             )
-        return native.Source(kind, adapter=adapter, **_arrays(kind, adapter))
+        return native.Source(kind, adapter=adapter, **_array_fields(kind, adapter))
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: use the Python path
@@ -169,19 +169,19 @@ def _known(kind: type) -> native.Source | None:
         return native.Source(kind, what="python", adapter=adapter, depends_on=_PROTOCOLS)
 
 
-def _other_kind(kind: type) -> dict[str, Any]:
+def _other_fields(kind: type) -> dict[str, Any]:
     """Return the fields of `native.Source` for a type that is not an array type."""
     found = lookup.kind(kind)
     handler = found.handler
     if handler is None:
-        return {"what": _passing(kind, found)}
+        return {"what": _classify_leaf(kind, found)}
     if handler is lookup.ARROW:
         columns = functools.partial(native.arrow_columns, arrow.method_of(kind))
         return {"what": "children", "adapter": handler, "parts": columns}
     if handler.kind == "wrapper" and handler.unflatten is None and handler.falls_to is not None:
         return {"what": "children", "adapter": handler, "parts": lambda obj, may_copy: handler.flatten(obj)[1][0]}
     if handler.falls_to is not None and handler.falls_to is {"sequence": list, "mapping": dict}.get(handler.kind):
-        parts = functools.partial(_children, handler.flatten, handler.identity)
+        parts = functools.partial(_list_children, handler.flatten, handler.identity)
         return {"what": "children", "adapter": handler, "parts": parts}
     # The Python path takes containers with code (of adapters, or `__dlx_tree__`), with identities, or with fallbacks.
     more = handler.types or handler.holds or handler.falls_to or handler.identity or handler.unflatten is None
@@ -190,7 +190,7 @@ def _other_kind(kind: type) -> dict[str, Any]:
     return {"what": "rule", "adapter": handler, "parts": (handler.flatten, handler.unflatten, handler.mutable)}
 
 
-def _passing(kind: type, found: lookup.Kind) -> str:
+def _classify_leaf(kind: type, found: lookup.Kind) -> str:
     """Return whether objects pass through a tree; "looks": only if the instance has no array interface."""
     if not is_key(kind) or issubclass(kind, _NO_ARRAYS):
         return "python"
@@ -233,59 +233,62 @@ def _takes_fast_path(adapter: Adapter, kind: type) -> bool:
     return same and declared.subclasses(kind)
 
 
-def _arrays(kind: type, adapter: Adapter) -> dict[str, Any]:
+def _array_fields(kind: type, adapter: Adapter) -> dict[str, Any]:
     """Return the fields of `native.Source` for an exact type that an adapter lists."""
-    given = adapter.fast_path
+    declared = adapter.fast_path
     is_own_table = adapter is EXCHANGE
-    if given is None or not (is_own_table or _takes_fast_path(adapter, kind)):
-        return {"what": "python", "depends_on": (*_PROTOCOLS, *_asked(given))}
-    in_c, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
-    owner, start, nbytes = _owner(given, kind, answered)
-    detach = given.detach()
-    by_adapter = {} if given.exchange is None else {"table": given.exchange()}
+    if declared is None or not (is_own_table or _takes_fast_path(adapter, kind)):
+        return {"what": "python", "depends_on": (*_PROTOCOLS, *_list_attributes(declared))}
+    in_c, answered = (declared.guard_function() if declared.guard_function is not None else None) or (None, frozenset())
+    owner, start, nbytes = _owner(declared, kind, answered)
+    detach = declared.detach()
+    by_adapter = {} if declared.exchange is None else {"table": declared.exchange()}
     return by_adapter | {
         "what": "converts",
-        "depends_on": (*_asked(given), "__dlx_tree__", *(_TABLES if given.exchange is None else ())),
-        "still": None if is_own_table or kind in map(look_up, given.types) else given.subclasses,
-        "managed": given.owner == "managed",
+        "depends_on": (*_list_attributes(declared), "__dlx_tree__", *(_TABLES if declared.exchange is None else ())),
+        "still": None if is_own_table or kind in map(look_up, declared.types) else declared.subclasses,
+        "managed": declared.owner == "managed",
         "is_own_table": True if is_own_table else None,
-        "examined": given.checks_same,
+        "examined": declared.checks_same,
         "is_host_only": type(adapter.devices) is Devices,
         "immutable": adapter.arrays.immutable,
-        "export": given.export,
-        "unblocked": functools.partial(_unblocked, adapter) if given.unblocks is True else given.unblocks or None,
-        "fields": _fields(adapter, given, kind),
+        "export": declared.export,
+        "unblocked": functools.partial(_export_unblocked, adapter)
+        if declared.unblocks is True
+        else declared.unblocks or None,
+        "fields": _fields(adapter, declared, kind),
         "streams": _streams(adapter),
-        "copy": _copy_of(adapter),
-        "ready": given.ready,
-        "guards": tuple(_guards(given, kind, answered)),
+        "copy": _find_copy(adapter),
+        "ready": declared.ready,
+        "guards": tuple(_guards(declared, kind, answered)),
         "guard_function": in_c,
         "switches": tuple(
-            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.conditions
+            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in declared.conditions
         ),
         "detach": _question(kind, detach) if detach else None,
         "owner": owner,
         "start": start,
         "nbytes": nbytes,
-        "dtype": _question(kind, "dtype") if given.checked_dtypes else None,
-        "confirmed": {_key(each): adapter.dtypes.to_native(each) for each in map(DType, given.checked_dtypes)} or None,
+        "dtype": _question(kind, "dtype") if declared.checked_dtypes else None,
+        "confirmed": {_key(each): adapter.dtypes.to_native(each) for each in map(DType, declared.checked_dtypes)}
+        or None,
     }
 
 
-def _asked(given: FastPath | None) -> tuple[str, ...]:
+def _list_attributes(declared: FastPath | None) -> tuple[str, ...]:
     """Return the class attributes on which the fast path of a type depends."""
-    if given is None:
+    if declared is None:
         return ()
-    names = dict.fromkeys(guard.ask for guard in given.guards)
-    if any(guard.optional for guard in given.guards):
+    names = dict.fromkeys(guard.ask for guard in declared.guards)
+    if any(guard.optional for guard in declared.guards):
         names |= dict.fromkeys(("__getattr__", "__getattribute__"))
-    names |= dict.fromkeys((given.detach(), "dtype"))
-    if isinstance(given.owner, Owner):
-        names |= dict.fromkeys((given.owner.ask, *given.owner.freeze[1:]))
+    names |= dict.fromkeys((declared.detach(), "dtype"))
+    if isinstance(declared.owner, Owner):
+        names |= dict.fromkeys((declared.owner.ask, *declared.owner.freeze[1:]))
     return tuple(map(sys.intern, filter(None, names)))
 
 
-def _copy_of(adapter: Adapter) -> Callable[[Any], Any] | None:
+def _find_copy(adapter: Adapter) -> Callable[[Any], Any] | None:
     """Return a function that copies an array inside its framework; None for the Python path."""
     if adapter is TENSOR:
         return lambda tensor: native.tensor_copy(tensor, True)
@@ -304,13 +307,13 @@ def flatten_once(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) 
     return keys, children
 
 
-def _children(flatten: Any, identity: Any, obj: Any, may_copy: bool) -> list[Any] | dict[Any, Any]:
+def _list_children(flatten: Any, identity: Any, obj: Any, may_copy: bool) -> list[Any] | dict[Any, Any]:
     """Return the children of a container as a list or dict."""
     keys, children = flatten_once(flatten, identity, obj)
     return children if keys is None else dict(zip(keys, children, strict=True))
 
 
-def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
+def _export_unblocked(source: Adapter, obj: Any) -> Tensor | None:
     """Return the tensor of a host copy without blockers; None if the Python path is needed."""
     _, blockers, _, _, device = source.describe(obj)
     on_host = device == HOST if device is not None else type(source.devices) is Devices
@@ -322,9 +325,9 @@ def _unblocked(source: Adapter, obj: Any) -> Tensor | None:
     return source.export(obj) if tensor is None else tensor
 
 
-def _fields(source: Adapter, given: FastPath, kind: type) -> tuple[Any, ...] | None:
+def _fields(source: Adapter, declared: FastPath, kind: type) -> tuple[Any, ...] | None:
     """Return the questions for device arrays without a table: owner, shape, strides, dtype, device, and codes."""
-    owner = given.owner
+    owner = declared.owner
     if not _is_read(owner):
         return None
     dtypes = {source.dtypes.to_native(dtype): _key(dtype) for dtype in map(DType, source.dtypes.known())}
@@ -337,9 +340,9 @@ def _is_read(owner: Any) -> TypeGuard[Owner]:
     return isinstance(owner, Owner) and bool(owner.address) and not owner.nbytes
 
 
-def _owner(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Question | None]:
+def _owner(declared: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Question | None]:
     """Yield the questions for an array's owner, the start of its memory, and its size."""
-    owner = given.owner
+    owner = declared.owner
     if not isinstance(owner, Owner) or _is_read(owner):
         yield from (None, None, None)
         return
@@ -351,8 +354,8 @@ def _owner(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Qu
 
 def _streams(adapter: Adapter) -> Any:
     """Return the fast way to a framework's current stream on a device; see `StreamSupport.quick`."""
-    quick = adapter.streams.quick if adapter.streams is not None else None
-    return quick() if callable(quick) else quick
+    getter = adapter.streams.quick if adapter.streams is not None else None
+    return getter() if callable(getter) else getter
 
 
 def _question(kind: type, name: str, *, of: str = "", is_attribute: bool = False) -> Question:
@@ -371,16 +374,16 @@ def _may_have(kind: type, name: str) -> bool:
     return not in_c or bool(kind.__dictoffset__) or hasattr(kind, name)
 
 
-def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Guard]:
+def _guards(declared: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Guard]:
     """Yield the guards of an exact type, except for those that its function in C has answered."""
-    for guard in given.guards:
+    for guard in declared.guards:
         if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
             continue
         codes = sum(1 << code for code in codes_of(guard.kinds))
         yield Guard(_question(kind, guard.ask, is_attribute=guard.optional), codes, False, None, guard.optional)
-    if isinstance(given.owner, Owner) and given.owner.freeze:
-        question, method = given.owner.freeze
-        ask = _question(kind, question, of=given.owner.type)
+    if isinstance(declared.owner, Owner) and declared.owner.freeze:
+        question, method = declared.owner.freeze
+        ask = _question(kind, question, of=declared.owner.type)
         yield Guard(ask, 0, True, _question(kind, method), False)
 
 
@@ -391,7 +394,7 @@ def _target(consumer: Target) -> native.Target:
         if accepts is None:
             return native.Target(consumer=consumer)
         return native.Target(
-            consumer=consumer, stated=accepts, accepts=int(ffi.cast("uintptr_t", accepts)), **_making(consumer)
+            consumer=consumer, stated=accepts, accepts=int(ffi.cast("uintptr_t", accepts)), **_target_fields(consumer)
         )
     except MemoryError:
         raise
@@ -400,7 +403,7 @@ def _target(consumer: Target) -> native.Target:
         return native.Target(consumer=consumer)
 
 
-def _making(consumer: Target) -> dict[str, Any]:
+def _target_fields(consumer: Target) -> dict[str, Any]:
     adapter, copies = consumer.adapter, consumer.capabilities.copies
     path = adapter.fast_path
     made: dict[str, Any] = {
@@ -425,10 +428,10 @@ def _storage(target: Target) -> dict[int, Any] | None:
     """Return the views for dtypes that the target imports as a storage dtype of the same width."""
     dtypes = target.adapter.dtypes
     pairs = [(DType(name), DType(storage)) for name, storage in target.storage_as_wide().items()]
-    return {_key(dtype): (_key(stored), _viewed(dtypes, dtype)) for dtype, stored in pairs} or None
+    return {_key(dtype): (_key(stored), _make_view(dtypes, dtype)) for dtype, stored in pairs} or None
 
 
-def _viewed(dtypes: DTypes, dtype: DType) -> Callable[[Any], Any]:
+def _make_view(dtypes: DTypes, dtype: DType) -> Callable[[Any], Any]:
     """Return a function that views an array of the storage dtype as the real dtype."""
     if type(dtypes).viewed is DTypes.viewed and dtype.name in dtypes.known():
         return operator.methodcaller("view", dtypes.to_native(dtype))  # with the dtype looked up once
@@ -439,7 +442,7 @@ def _key(dtype: DType) -> int:
     return dtype.code | dtype.bits << 8
 
 
-def described(obj: Any) -> ArrayInfo | None:
+def try_describe(obj: Any) -> ArrayInfo | None:
     """Return the description of an array, or None if it fails."""
     try:
         return array_info(*lookup.source(obj))
@@ -452,13 +455,13 @@ def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError
     target = registry.target(to)
     error = cause if isinstance(cause, DlxError) else foreign_error(f"{target.name} refused it:", cause)
     path = () if tree is None else _tree.path_of(obj, tree)
-    return error.complete(source=str(described(obj)), target=target.name, path=path)
+    return error.complete(source=str(try_describe(obj)), target=target.name, path=path)
 
 
 FAST_PATH._bind(learn=learn, failed=consumer_failed)
 
 
-def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
+def export_and_describe(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
     """Return adapter, description and tensor of an array without blockers; None if only its adapter knows."""
     source = lookup.kind(type(obj)).adapter
     path = None if source is None else source.fast_path

@@ -28,7 +28,7 @@ class Rule:
     fix: str = ""
     detail: tuple[str, Sentence] | None = None
 
-    def found(self, tensor: Tensor, target: Target) -> dict[str, Any]:
+    def explain(self, tensor: Tensor, target: Target) -> dict[str, Any]:
         """Return reason and details as arguments of an error."""
         return {"reason": self.sentence(tensor, target), "details": self.details(tensor, target)}
 

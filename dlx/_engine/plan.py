@@ -206,7 +206,12 @@ class Plan(Shown, _Fields):
         if self.leaves or self.outcome == "tree":
             arrays = f"{len(self.leaves)} array{'s' * (len(self.leaves) != 1)}"
             head = f"tree of {arrays} -> {self.target}: {self.outcome} ({self.nbytes:,} bytes copied)"
-            lines = [head, *(f"{leaf.path}: {leaf}" for leaf in self.leaves), *self._refused(), *self._passing()]
+            lines = [
+                head,
+                *(f"{leaf.path}: {leaf}" for leaf in self.leaves),
+                *self._error_lines(),
+                *self._passed_lines(),
+            ]
             return "\n".join(lines)
         found = self.source or (self.error.source if isinstance(self.error, DlxError) else "")
         head = f"{found or 'unknown'} -> {self.target}: {self.outcome}"
@@ -214,7 +219,7 @@ class Plan(Shown, _Fields):
             return f"{head}\n  {type(self.error).__name__}: {self.error}"
         return "\n  ".join([head, *map(str, self.steps)])
 
-    def _refused(self) -> Iterator[str]:
+    def _error_lines(self) -> Iterator[str]:
         """Yield a line for each error that no leaf has."""
         shown = {id(leaf.error) for leaf in self.leaves}
         errors = self.error.exceptions if isinstance(self.error, ExceptionGroup) else [self.error]
@@ -222,7 +227,7 @@ class Plan(Shown, _Fields):
             if error is not None and id(error) not in shown:
                 yield f"{type(error).__name__}: {error}"
 
-    def _passing(self) -> Iterator[str]:
+    def _passed_lines(self) -> Iterator[str]:
         """Yield a line for each type that passes through, with its first paths; also report a tree without arrays."""
         if not self.leaves and self.error is None:
             is_number = any(kind in _NUMBERS for _, kind in self.passed)
@@ -286,7 +291,7 @@ class Plan(Shown, _Fields):
             below = [f"and {len(rest):,} more: {self._counts(rest)}"]
         else:
             below = []
-        below += map(one_line, (*self._refused(), *self._passing()))
+        below += map(one_line, (*self._error_lines(), *self._passed_lines()))
         return [leaf._row() for leaf in leaves], below
 
     def _table(self) -> str:

@@ -8,8 +8,8 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
 from dlx._engine.executor import forget_frames
-from dlx._engine.failures import Failures, together
-from dlx._engine.fast_path import exported
+from dlx._engine.failures import Failures, group_errors
+from dlx._engine.fast_path import export_and_describe
 from dlx._engine.plan import Plan
 from dlx._engine.planner import UNDECIDED, Decision, decide, decide_before_export, share_unchanged
 from dlx._engine.request import Request
@@ -24,14 +24,14 @@ from dlx.typing import Outcome
 
 def plan_known(request: Request, obj: Any) -> Plan | None:
     """Return the plan of a host array that the fast path describes; None for other arrays and refusals."""
-    known = exported(obj)
+    known = export_and_describe(obj)
     if known is None or not known[2].is_host:
         return None
     source, info, tensor = known
     target, decision = request.target, UNDECIDED
     try:
         if source is target.source:
-            decision = _approach_described(obj, source, info, request)
+            decision = _decide_described(obj, source, info, request)
         if decision.outcome == "unknown":
             unchanged = share_unchanged(tensor, decision, source, request, in_full=True)
             decision = decide(tensor, decision, source, request, _no_sync) if unchanged is None else unchanged
@@ -48,7 +48,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
     return tuple.__new__(Plan, fields)  # a call of the class takes twice as long
 
 
-def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
+def _decide_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
     return decide_before_export(obj, source, (), lambda: info, request)
 
 
@@ -65,9 +65,9 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
         decision = transfer.resolution
         if decision.outcome == "unknown":
             stage = 1
-            tensor = transfer.planned()
+            tensor = transfer.plan_export()
             stage = 2 if tensor is None else 1
-            decision = _decided(batch, transfer, tensor, probe)
+            decision = _decide(batch, transfer, tensor, probe)
         info = None if decision.outcome == "unknown" and transfer.description is None else transfer.info()
     except DlxError as error:
         transfer.complete(error, request)
@@ -80,7 +80,7 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
 
 
-def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool) -> Decision:
+def _decide(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool) -> Decision:
     before = transfer.resolution
     if tensor is None and probe and not before.copies:
         batch.export(transfer)
@@ -89,7 +89,7 @@ def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: boo
         return before
     if transfer.tensor is None and (transfer.description is None or transfer.info().shape is None):
         transfer.tensor = tensor  # describe the array by its export
-    return batch.decided(transfer, tensor)
+    return batch.decide(transfer, tensor)
 
 
 def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
@@ -113,8 +113,8 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         leaves.append(plan._replace(path=tree.path_text(i)))
     late.sort(key=lambda each: each[0])  # in the order of the stages
     errors = [*failures.errors, *(error for _, error in late)]
-    error = (together(errors) if collect else errors[0]) if errors else None
+    error = (group_errors(errors) if collect else errors[0]) if errors else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
-    passed = tuple((path, type_name(type(obj))) for path, obj in tree.passed())
+    passed = tuple((path, type_name(type(obj))) for path, obj in tree.iter_passed())
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves), passed=passed)

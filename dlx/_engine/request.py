@@ -43,9 +43,9 @@ def request_of(
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
     if not isinstance(readonly, str):  # an array has no truth value after ==
-        raise _not_among("readonly", readonly, READONLY)
+        raise _invalid_choice("readonly", readonly, READONLY)
     if not isinstance(errors, str):
-        raise _not_among("errors", errors, ERRORS)
+        raise _invalid_choice("errors", errors, ERRORS)
     if not type(detach) is type(lazy) is type(strict) is bool:
         check_flags(detach=detach, lazy=lazy, strict=strict)
     if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
@@ -57,18 +57,18 @@ def request_of(
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
     if readonly not in READONLY:
-        raise _not_among("readonly", readonly, READONLY)
+        raise _invalid_choice("readonly", readonly, READONLY)
     if errors not in ERRORS:
-        raise _not_among("errors", errors, ERRORS)
+        raise _invalid_choice("errors", errors, ERRORS)
     if type(device) is int:  # torch and cupy name their devices by number
         device = Device("cuda", device)
     wanted, committed = None if device is None else Device(device), True
     if like is None:
         target = registry.target(to)
     else:
-        target, place, held = _as(like)
+        target, place, is_fixed = _read_like(like)
         if wanted is None:
-            wanted, committed = place, held
+            wanted, committed = place, is_fixed
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
     elif wanted == HOST and next(packages(module_of(type(device)))) in ("dlx", target.adapter.package):
@@ -85,7 +85,7 @@ def check_flags(**flags: Any) -> None:
             raise ValueError(f"{name} must be True or False, found {value!r}")
 
 
-def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
+def _invalid_choice(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
     *most, last = map(repr, choices)
     return ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
 
@@ -102,7 +102,7 @@ def _host_device(target: Target, wanted: Device) -> Device:
         return devices.from_native(devices.to_native(wanted))
 
 
-def _as(like: Any) -> tuple[Target, Device | None, bool]:
+def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to the device."""
     kind = registry.kinds().find(type(like))
     with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):

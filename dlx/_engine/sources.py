@@ -30,13 +30,13 @@ def info_of(known: Any, source: Adapter, obj: Any, tensor: Tensor | None, device
     info = known if isinstance(known, ArrayInfo | None) else known()
     if tensor is not None and (info is None or info.shape is None):
         protocols = info.protocols if info is not None else ()
-        return ArrayInfo.of_tensor(marked(tensor, source), source.name, type(obj), protocols)
+        return ArrayInfo.of_tensor(mark_immutable(tensor, source), source.name, type(obj), protocols)
     if info is not None:
         return info
     return ArrayInfo(source.name, type_name(type(obj)), device=device or source.devices.of(obj))
 
 
-def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
+def abstract_tensor(info: ArrayInfo, owner: object) -> Tensor | None:
     """Return a tensor for planning only, or None if the description is incomplete."""
     if info.shape is None or info.dtype is None or info.device is None or info.address is None:
         return None  # the alignment needs the address
@@ -54,7 +54,7 @@ def device_of(source: Adapter, obj: Any) -> Device | None:
         return info_of(found.info, source, obj, None, found.device).device
 
 
-def marked(tensor: Tensor, source: Adapter) -> Tensor:
+def mark_immutable(tensor: Tensor, source: Adapter) -> Tensor:
     """Mark the tensor of an immutable framework as read-only."""
     if source.arrays.immutable and not tensor.readonly:
         return native.tensor_view(tensor, None, None, tensor.flags | READ_ONLY, None)

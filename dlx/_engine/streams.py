@@ -35,7 +35,7 @@ class StreamSync:
     """The streams of one call; `stream` and `device` are the caller's options."""
 
     def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
-        self._target, self._asked, self._wanted = target, stream, device
+        self._target, self._stream, self._device = target, stream, device
         self._streams: dict[tuple[int, Device], Stream | None] = {}
         self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
@@ -49,14 +49,16 @@ class StreamSync:
         except KeyError:
             owner = physical(device)
             found = (
-                self._current(self._target.adapter, owner) if self._asked is None else parse_stream(self._asked, owner)
+                self._current(self._target.adapter, owner)
+                if self._stream is None
+                else parse_stream(self._stream, owner)
             )
             self._consumers[device] = found
             return found
 
     def _reader(self, device: Device) -> Stream | None:
         """Return the consumer's stream if the consumer reads the memory itself, and not a copy of dlx."""
-        if is_unordered(self._asked) or self._wanted is None or physical(self._wanted) == physical(device):
+        if is_unordered(self._stream) or self._device is None or physical(self._device) == physical(device):
             return self.consumer(device)
         return None
 
@@ -76,9 +78,9 @@ class StreamSync:
             self._streams[key] = None if value is None else with_keeper(parse_stream(value, device))
         return self._streams[key]
 
-    def explained(self, source: Adapter, device: Device, place: Device) -> str:
+    def explain(self, source: Adapter, device: Device, place: Device) -> str:
         """Describe the stream synchronization without a call of the driver; empty if there is none."""
-        if is_unordered(self._asked):
+        if is_unordered(self._stream):
             return "stream=-1: no stream waits for its producer"
         own = self.producer(source, device)
         if host_readable(place):
@@ -100,12 +102,12 @@ class StreamSync:
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
         """Export an array on its device; dlx orders the producer's current stream, if there is one."""
-        own, waiting = self.asked_of(source, device)
+        own, waiting = self.choose_streams(source, device)
         with source.devices.activate(device):
             tensor = source.export(obj, stream=UNORDERED if own is not None else waiting.wire)
         return tensor, self._readiness(source, obj, tensor, own or waiting)
 
-    def exported(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
+    def readiness_of_export(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
         """Return when a tensor is ready that was exported without a stream; `device` is from its description."""
         asked = None
         if takes_stream(source) and cuda.is_cuda(tensor.device):
@@ -114,18 +116,18 @@ class StreamSync:
             raise _cannot_order(tensor.device)
         return self._readiness(source, obj, tensor, asked)
 
-    def described(self, source: Adapter, obj: Any, tensor: Tensor) -> Readiness:
+    def readiness_of_described(self, source: Adapter, obj: Any, tensor: Tensor) -> Readiness:
         """Return when the tensor of a description is ready, without a call of the producer."""
         asked = None
         if takes_stream(source) and not host_readable(tensor.device):
-            own, asked = self.asked_of(source, tensor.device)
+            own, asked = self.choose_streams(source, tensor.device)
             asked = own or asked
         return self._readiness(source, obj, tensor, asked)
 
     def _readiness(self, source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Readiness:
         """Return when an exported tensor is ready; the producer made the stream `asked` wait for it."""
         if not cuda.is_cuda(tensor.device):
-            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._asked):
+            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._stream):
                 self.wait(_ready(source, obj, tensor, None), None)  # a device may still write to it
             return None
         if takes_stream(source):
@@ -134,7 +136,7 @@ class StreamSync:
             return asked
         return cuda.readiness_of(tensor) or _ready(source, obj, tensor, asked)
 
-    def asked_of(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
+    def choose_streams(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
         """Return the producer's stream or None, and the stream that the producer must make wait otherwise."""
         consumer = self._reader(device)
         if cuda.is_cuda(device):
@@ -182,7 +184,7 @@ class StreamSync:
             return tensor
         return cuda.when(tensor, point)
 
-    def copied(
+    def copy(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
     ) -> tuple[Tensor, Readiness]:
         """Copy from or to a CUDA device on dlx's stream; `source` is None if the tensor is already a copy of dlx."""
@@ -200,10 +202,10 @@ class StreamSync:
         if not on_device:
             return native.tensor_when(fresh, 0), None
         self._forget(work)
-        self.reused(source, readiness, work)
+        self.delay_writes(source, readiness, work)
         return fresh, work
 
-    def filled(
+    def copy_to_new_array(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
     ) -> Any:
         """Copy into a new CUDA array of the consumer; None if it allocates none, or the host would wait."""
@@ -216,7 +218,7 @@ class StreamSync:
         cuda.require()
         if not on_device and cuda.is_capturing(stream):
             return None
-        activate = None if self._asked is None or adapter.streams is None else adapter.streams.activate
+        activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
         with contextlib.nullcontext() if activate is None else activate(stream):
             array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
         if array is None:
@@ -229,12 +231,12 @@ class StreamSync:
         native.tensor_transfer(tensor, target, stream.handle, not on_device)
         if on_device:
             self._forget(stream)
-            self.reused(source, readiness, stream)
+            self.delay_writes(source, readiness, stream)
         return array
 
-    def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
+    def delay_writes(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
         """Make the stream that may write to the source wait for the copy; the host, if that stream is unknown."""
-        if source is None or source.arrays.immutable or is_unordered(self._asked):
+        if source is None or source.arrays.immutable or is_unordered(self._stream):
             return
         if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
             cuda.order(work, readiness)

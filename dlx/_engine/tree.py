@@ -112,7 +112,7 @@ class Tree:
         try:
             node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
-            self._failed(node, error, "cannot be taken apart")
+            self._report_failure(node, error, "cannot be taken apart")
         return number
 
     def _kind(self, cls: type, number: int, i: int) -> Kind:
@@ -157,7 +157,7 @@ class Tree:
         """Return the path of array number `i` as text."""
         return self._path_text(*self._spots[i])
 
-    def passed(self) -> Iterator[tuple[str, Any]]:
+    def iter_passed(self) -> Iterator[tuple[str, Any]]:
         """Yield (path as text, object) of all objects that pass through, in the order of the containers."""
         for number, node in enumerate(self._nodes):
             met = {i for i, _ in node.links}
@@ -170,8 +170,8 @@ class Tree:
         if self.arrays or self._refused:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
-        found = list(islice(self.passed(), SHOWN + 1))
-        has_numbers = self.strict and any(isinstance(child, Number) for _, child in self.passed())
+        found = list(islice(self.iter_passed(), SHOWN + 1))
+        has_numbers = self.strict and any(isinstance(child, Number) for _, child in self.iter_passed())
         if (is_built_in(type(root.obj)) and not has_numbers) or not (found or root.handler.kind == "record"):
             return
         held = ", ".join(f"{path} is {type_name(type(child))}" for path, child in found[:SHOWN])
@@ -224,7 +224,7 @@ class Tree:
         finally:
             del error  # break the cycle with this frame
 
-    def _failed(self, node: Node, cause: Exception, what: str) -> None:
+    def _report_failure(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container whose code failed."""
         error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
         fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
@@ -271,27 +271,27 @@ class Tree:
         try:
             return node.handler.new_empty(node.obj)
         except Exception as error:
-            self._failed(node, error, "cannot be built again")
+            self._report_failure(node, error, "cannot be built again")
             return None
 
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
         if not _holds(handler, target):
-            return _plain(node)
+            return _build_built_in(node)
         assert handler.unflatten is not None
         try:
             new = handler.unflatten(node.obj, keys, list(parts), node.result)
-            if handler.falls_to is None or not self._lost(node, new):
+            if handler.falls_to is None or not self._has_lost_arrays(node, new):
                 return new
             raise TypeError("it lost the converted arrays")
         except Exception as error:
             if handler.falls_to is None or node.cyclic or isinstance(error, MemoryError):
-                self._failed(node, error, "cannot hold the result")
+                self._report_failure(node, error, "cannot hold the result")
                 return None
         try:
-            return _plain(node)
+            return _build_built_in(node)
         except Exception as error:  # such as keys that cannot be compared
-            self._failed(node, error, "cannot hold the result")
+            self._report_failure(node, error, "cannot hold the result")
             return None
 
     def forget(self) -> None:
@@ -299,7 +299,7 @@ class Tree:
         self._nodes.clear()
         self._closed.clear()
 
-    def _lost(self, node: Node, new: Any) -> bool:
+    def _has_lost_arrays(self, node: Node, new: Any) -> bool:
         """Return whether a new container holds other objects than the converted arrays."""
         handler = node.handler
         if handler.types or handler.elements != "stable" or handler.kind not in ("sequence", "mapping"):
@@ -322,7 +322,7 @@ def _holds(handler: Container, target: str) -> bool:
     return handler.unflatten is not None and handler.holds in (None, target)
 
 
-def _plain(node: Node) -> Any:
+def _build_built_in(node: Node) -> Any:
     """Return the built-in container that replaces a container that cannot hold the results."""
     new = node.handler.plain(node.keys, node.parts)
     if not node.cyclic:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["Holder", "lock_of", "unlocked"]
+__all__ = ["Holder", "lock_of", "remove_property_locks"]
 
 
 class Holder(Protocol):
@@ -32,7 +32,7 @@ def lock_of(holder: Holder) -> threading.RLock:
     return holder._lock
 
 
-def unlocked(cls: type) -> None:
+def remove_property_locks(cls: type) -> None:
     """Remove the locks of a class's cached properties, as in Python 3.12.
 
     The lock of Python 3.11 covers all objects: a thread that imports a framework would block all other threads.

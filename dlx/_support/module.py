@@ -21,13 +21,13 @@ def set_module(name: str) -> Callable[[T], T]:
         for function in (defined, getattr(defined, "__new__", None), *vars(defined).values()):
             function = getattr(function, "fget", None) or getattr(function, "__func__", function)
             if isinstance(function, FunctionType):
-                function.__annotations__ = {key: _written(each) for key, each in function.__annotations__.items()}
+                function.__annotations__ = {key: _unquote(each) for key, each in function.__annotations__.items()}
         return defined
 
     return decorate
 
 
-class _Written(str):
+class _Unquoted(str):
     """An annotation whose repr is its text, since `inspect.signature` shows reprs."""
 
     __slots__ = ()
@@ -36,9 +36,9 @@ class _Written(str):
         return str(self)
 
 
-def _written(annotation: Any) -> Any:
+def _unquote(annotation: Any) -> Any:
     text = getattr(annotation, "__forward_arg__", annotation)
-    return _Written(text) if isinstance(text, str) else annotation
+    return _Unquoted(text) if isinstance(text, str) else annotation
 
 
 def restore_modules() -> None:
@@ -47,13 +47,13 @@ def restore_modules() -> None:
     A second import would define other classes than those that the loaded modules use.
     """
     if sys.modules.get("dlx") is _DLX:
-        for module in _below(_DLX):
+        for module in _iter_modules(_DLX):
             sys.modules.setdefault(module.__name__, module)
 
 
-def _below(package: ModuleType) -> Iterator[ModuleType]:
+def _iter_modules(package: ModuleType) -> Iterator[ModuleType]:
     """Yield the loaded modules of a package and its subpackages."""
     for name, value in [*vars(package).items()]:
         if type(value) is ModuleType and value.__name__ == f"{package.__name__}.{name}":
             yield value
-            yield from _below(value)
+            yield from _iter_modules(value)

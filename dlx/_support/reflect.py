@@ -18,7 +18,7 @@ from dlx.errors import ConversionError, DlxError, class_name, safe_repr, truncat
 __all__ = [
     "MAX_MESSAGE", "TypeCache", "class_name", "derives", "exception_text", "find_in", "first_line",
     "foreign_error", "foreign_errors", "is_key", "message_of", "module_of", "packages", "packages_of",
-    "safe_repr", "type_name",
+    "safe_repr", "truncate", "type_name",
 ]  # fmt: skip
 
 MAX_MESSAGE = 1000

@@ -71,7 +71,7 @@ class Screen:
 
     def line(self, *cells: Cell) -> None:
         """Print one line of text."""
-        for line in _fold(map(_styled, cells), self._width):
+        for line in _fold(map(_style, cells), self._width):
             self._print(line)
 
     def block(self, text: str) -> None:
@@ -86,7 +86,7 @@ class Screen:
 
     def facts(self, rows: Sequence[tuple[str, Cell]]) -> None:
         """Print names with their values."""
-        self._rows(["", ""], [[(f"  {one_line(name)}", "quiet"), _styled(value)] for name, value in rows])
+        self._rows(["", ""], [[(f"  {one_line(name)}", "quiet"), _style(value)] for name, value in rows])
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Print a table without its empty columns, except for the first.
@@ -94,7 +94,7 @@ class Screen:
         Columns named ``>...`` are aligned to the right; columns named ``/...`` are broken at dots and brackets. A
         narrow terminal shows each row as its first cell, with the other cells and their names below.
         """
-        styled = [[*map(_styled, row)] for row in rows]
+        styled = [[*map(_style, row)] for row in rows]
         kept = [i for i in range(len(columns)) if i == 0 or any(row[i][0] for row in styled)]
         if styled:
             self._rows([columns[i] for i in kept], [[row[i] for i in kept] for row in styled])
@@ -106,7 +106,7 @@ class Screen:
         gaps = (3, 2, 1) if self._width is not None and any(names) else ()
         gap = next((each for each in gaps if sum(widths) + each * (len(names) - 1) <= (self._width or 0)), 2)
         if not self._fit(columns, widths, gap):
-            self._stacked(names, rows)
+            self._print_stacked(names, rows)
             return
         if any(names):
             self._row(columns, [(name, "quiet") for name in names], widths, gap)
@@ -138,7 +138,7 @@ class Screen:
                 line += [*(room + cell if column[:1] == ">" else cell + room), (" " * gap, "")]
             self._print(line)
 
-    def _stacked(self, names: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
+    def _print_stacked(self, names: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
         for first, *others in rows:
             self.line(first)
             named = [pair for pair in zip(names[1:], others, strict=True) if pair[1][0]]
@@ -228,7 +228,7 @@ def _columns(file: TextIO) -> int | None:
         return 80
 
 
-def _styled(cell: Cell) -> _Span:
+def _style(cell: Cell) -> _Span:
     """Return the text of a cell on one line, and its style."""
     text, style = (cell, "") if isinstance(cell, str) else cell
     return one_line(text), style
