@@ -144,24 +144,14 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
         return []
     by_id = {each: obj.__array_interface__ for each, obj in {id(obj): obj for obj in objs}.items()}
     interfaces = [by_id[id(obj)] for obj in objs]
-    one, first = memory.array_interface(objs[0], interfaces[0]), interfaces[0]
-    if len(objs) > 1 and type(first) is dict and first.keys() == _BYTES_KEYS and one.nbytes and one.dtype.bits >= 8:
-        data = [_interface_bytes(each, first, one.nbytes) for each in interfaces]
-        if None not in data:
-            flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
-            shape = (len(objs), *one.shape)
-            return [native.tensor_new(flat.data_ptr, shape, None, one.dtype, one.device, 0, flat)]
+    one = memory.array_interface(objs[0], interfaces[0])
+    data = [each.get("data") for each in interfaces]
+    whole = len(objs) > 1 and one.dtype.bits >= 8 and interfaces[0].keys() == {"shape", "typestr", "version", "data"}
+    whole = whole and all({**each, "data": data[0]} == interfaces[0] for each in interfaces)
+    if whole and all(type(each) is bytes and len(each) == one.nbytes > 0 for each in data):
+        flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
+        return [native.tensor_new(flat.data_ptr, (len(objs), *one.shape), None, one.dtype, one.device, 0, flat)]
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], interfaces[1:], strict=True))]
-
-
-_BYTES_KEYS = {"shape", "typestr", "version", "data"}
-
-
-def _interface_bytes(interface: Any, first: dict[str, Any], nbytes: int) -> bytes | None:
-    """Return the data of an interface if it is bytes, with the shape and dtype of the first one."""
-    same = interface["shape"] == first["shape"] and interface["typestr"] == first["typestr"] and len(interface) == 4
-    data = interface["data"]
-    return data if same and type(data) is bytes and len(data) == nbytes else None
 
 
 def _stack_on_device(
