@@ -48,7 +48,7 @@ Like = Callable[[Sequence[Any]], Specs]
 def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function as a step of what its caller's framework differentiates; NotImplemented where that does not."""
     request = spec.request()
-    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, located=spec.parameter))
+    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, locate=spec.parameter))
     caller = _recording(tree, request.target)
     if caller is None:
         return NotImplemented
@@ -198,7 +198,7 @@ class _Result:
                 f"the function returned a {what}, and gradients are for functions that return once",
                 fix="Decorate the function that is awaited or iterated, without grad=True.",
             )
-        tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
+        tree = Tree((value,), TUPLE, Failures(target, locate=lambda path: ("result", path[1:])))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:

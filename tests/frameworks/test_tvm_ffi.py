@@ -130,7 +130,7 @@ def test_defect_read_only_is_forgotten():
 def test_padded_elements_are_packed():
     """Elements padded to bytes would be read as packed ones: dlx packs them; tvm_ffi refuses them."""
     source = tensor("int4", flags=4)
-    with pytest.raises(errors.CopyRequiredError, match="int4 elements take a byte each, and tvm_ffi packs them"):
+    with pytest.raises(errors.CopyRequiredError, match="int4 elements take one byte each, but tvm_ffi packs them"):
         dlx.convert(source, to="tvm_ffi", copy=False)
     assert dlx.convert(dlx.convert(source, to="tvm_ffi"), to="dlx").flags == 0
     with pytest.raises((errors.ConversionError, ValueError, RuntimeError)):
