@@ -13,22 +13,22 @@ from typing import BinaryIO
 
 from dlx.errors import FileError
 
-__all__ = ["replaced"]
+__all__ = ["replace_file"]
 
-_LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def replaced(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     """Yield a file that gets its name once it is complete and on disk; until then it is named ``.NAME.dlx-partial``."""
     path = Path(os.path.realpath(path))  # a link is followed, not replaced
-    mode = _mode(path, force)
+    mode = _find_mode(path, force)
     if not path.parent.is_dir():
         raise FileError(f"there is no folder {path.parent}", source=str(path), fix="Make it first.")
     partial = path.with_name(f".{path.name}.dlx-partial")
     handle = None
     while handle is None:
-        handle = _locked(partial, path)
+        handle = _lock_partial(partial, path)
     with handle:
         try:
             handle.truncate(0)
@@ -45,7 +45,7 @@ def replaced(path: Path, *, force: bool) -> Iterator[BinaryIO]:
                 partial.unlink()
 
 
-def _mode(path: Path, force: bool) -> int | None:
+def _find_mode(path: Path, force: bool) -> int | None:
     """Return the permissions of the file that is replaced, or None if there is none."""
     try:
         found = path.stat().st_mode
@@ -54,15 +54,15 @@ def _mode(path: Path, force: bool) -> int | None:
     if not stat.S_ISREG(found):
         raise FileError("it is there, and no regular file", source=str(path), fix="Name another file.")
     if not force:
-        raise _taken(path)
+        raise _exists_error(path)
     return stat.S_IMODE(found)
 
 
-def _taken(path: Path) -> FileError:
+def _exists_error(path: Path) -> FileError:
     return FileError("it is there already", source=str(path), fix="Pass --force to replace it, or name another file.")
 
 
-def _locked(partial: Path, path: Path) -> BinaryIO | None:
+def _lock_partial(partial: Path, path: Path) -> BinaryIO | None:
     """Return the partial file, locked against other writers; None if another run completed it in between."""
     descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     with contextlib.ExitStack() as stack:
@@ -95,9 +95,9 @@ def _rename(partial: Path, path: Path, force: bool) -> None:
     try:
         os.link(partial, path)  # unlike a rename, it replaces nothing
     except FileExistsError:
-        raise _taken(path) from None
+        raise _exists_error(path) from None
     except OSError as error:
-        if error.errno not in _LINKLESS:
+        if error.errno not in _NO_LINKS:
             raise
         why = "its file system has no hard links, without which another file of this name could be lost"
         raise FileError(why, source=str(path), fix="Pass --force, or name a file elsewhere.") from None

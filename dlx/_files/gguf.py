@@ -12,7 +12,7 @@ import struct
 from typing import Any
 
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_names, check_order
+from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, StoredArray, check_names, check_order
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -58,54 +58,54 @@ class _Reader:
         self.at += count
         return start
 
-    def number(self, letter: str) -> Any:
+    def read_number(self, letter: str) -> Any:
         return struct.unpack_from(f"<{letter}", self.data, self.skip(struct.calcsize(f"<{letter}")))[0]
 
-    def text(self) -> str:
-        length = self.number("Q")
+    def read_text(self) -> str:
+        length = self.read_number("Q")
         start = self.skip(length)
         return self.data[start : start + length].decode("utf-8", "replace")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
+    def read_value(self, kind: int, depth: int = 0) -> Any:
         """Return a value; an array is a list."""
         if kind in _VALUES:
-            return self.number(_VALUES[kind])
+            return self.read_number(_VALUES[kind])
         if kind == _TEXT:
-            return self.text()
+            return self.read_text()
         if kind != _ARRAY or depth == MAX_DEPTH:
             raise FileError(f"its metadata hold a value of the unknown kind {kind}, or arrays in arrays in arrays")
-        inner, count = self.number("I"), self.number("Q")
+        inner, count = self.read_number("I"), self.read_number("Q")
         if inner in _VALUES:
             start = self.skip(count * struct.calcsize(f"<{_VALUES[inner]}"))
             return list(struct.unpack_from(f"<{count}{_VALUES[inner]}", self.data, start))
-        return [self.value(inner, depth + 1) for _ in range(count)]
+        return [self.read_value(inner, depth + 1) for _ in range(count)]
 
 
 def read_gguf(file: File) -> Contents:
     """Read the header of a .gguf file and hold its offsets against the file's size."""
     length = min(file.size, MAX_HEADER)
     with file.map(length) as data:
-        return _read(file, _Reader(data, file.size == length))
+        return _read_header(file, _Reader(data, file.size == length))
 
 
-def _read(file: File, reader: _Reader) -> Contents:
+def _read_header(file: File, reader: _Reader) -> Contents:
     if reader.data[:4] != b"GGUF":
         raise FileError("it does not begin like a .gguf file")
     reader.skip(4)
-    version = reader.number("I")
+    version = reader.read_number("I")
     if version not in (2, 3):
         swapped = version and version & 0xFFFF == 0
         found = "it is in the other byte order" if swapped else f"it is of version {version} of the format"
         raise FileError(f"{found}, and dlx reads versions 2 and 3 in little-endian order")
-    tensors, values = reader.number("Q"), reader.number("Q")
+    tensors, values = reader.read_number("Q"), reader.read_number("Q")
     if tensors > MAX_TENSORS:
         raise FileError(f"its header claims {tensors:,} tensors, and dlx reads at most {MAX_TENSORS:,}")
     metadata: dict[str, Any] = {}
     for _ in range(values):
-        key = reader.text()
+        key = reader.read_text()
         if key in metadata:
             raise FileError(f"its metadata say {one_line(key, 80)!r} twice")
-        metadata[key] = reader.value(reader.number("I"))
+        metadata[key] = reader.read_value(reader.read_number("I"))
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise FileError(f"its alignment is {one_line(str(alignment), 40)}, which is no power of two")
@@ -113,9 +113,9 @@ def _read(file: File, reader: _Reader) -> Contents:
     if files != 1:
         reason = f"it is one of {one_line(str(files), 20)} files of a model, and dlx reads a model in one file"
         raise FileError(reason, fix="Merge them by llama.cpp: llama-gguf-split --merge FIRST_FILE OUT.gguf.")
-    described = [_described(reader) for _ in range(tensors)]
+    described = [_read_tensor(reader) for _ in range(tensors)]
     start = -(-reader.at // alignment) * alignment
-    entries = [_stored(*each, start, alignment) for each in described]
+    entries = [_build_entry(*each, start, alignment) for each in described]
     check_names([each.name for each in entries])
     end = check_order(entries, start, gaps=True)  # each begins at a multiple of the alignment
     if end > file.size:
@@ -125,26 +125,26 @@ def _read(file: File, reader: _Reader) -> Contents:
     return Contents(".gguf", entries, metadata)
 
 
-def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     """Return name, shape, kind and offset of a tensor."""
-    name, ndim = reader.text(), reader.number("I")
+    name, ndim = reader.read_text(), reader.read_number("I")
     if ndim > MAX_DIMS:
         raise FileError(f"it gives {one_line(name, 80)!r} {ndim:,} dimensions, and there are at most {MAX_DIMS}")
-    extents = [reader.number("Q") for _ in range(ndim)]
-    return name, tuple(reversed(extents)), reader.number("I"), reader.number("Q")
+    extents = [reader.read_number("Q") for _ in range(ndim)]
+    return name, tuple(reversed(extents)), reader.read_number("I"), reader.read_number("Q")
 
 
-def _stored(name: str, shape: tuple[int, ...], kind: int, offset: int, start: int, alignment: int) -> Stored:
+def _build_entry(name: str, shape: tuple[int, ...], kind: int, offset: int, start: int, alignment: int) -> StoredArray:
     at, count = start + offset, math.prod(shape)
     if offset % alignment or max(at, *shape, count * 8) >= MAX_BYTES:
         raise FileError(f"its header describes {one_line(name, 80)!r} as no tensor can be")
     if kind in _DTYPES:
         dtype = DType(_DTYPES[kind])
-        return Stored(name, dtype, dtype.name, shape, count * dtype.bits // 8, offset=at)
+        return StoredArray(name, dtype, dtype.name, shape, count * dtype.bits // 8, offset=at)
     word, elements, size = _BLOCKS.get(kind, (f"type {kind}", 1, 0))
     row = shape[-1] if shape else 1
     if row % elements:
         raise FileError(f"it gives {one_line(name, 80)!r} rows of {row:,}, and {word} has blocks of {elements}")
     refused = f"it is quantized ({word}), and DLPack has no dtype for blocks with scales" if size else ""
     refused = refused or f"dlx does not know the dtype of {word}"
-    return Stored(name, None, word, shape, count // elements * size if size else None, offset=at, refused=refused)
+    return StoredArray(name, None, word, shape, count // elements * size if size else None, offset=at, refused=refused)

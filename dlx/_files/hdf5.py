@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
-from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, needed, unreadable
-from dlx._files.npy import of_descr
+from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, StoredArray, import_reader, reader_error
+from dlx._files.npy import entry_from_descr
 from dlx._files.signatures import HDF5
 from dlx._protocols.memory import array_interface
 from dlx._support.text import one_line
@@ -20,11 +20,11 @@ __all__ = ["read_hdf5"]
 
 def read_hdf5(file: File) -> Contents:
     """List what an HDF5 file holds; names are paths inside of it."""
-    h5py = needed("h5py", "HDF5")
+    h5py = import_reader("h5py", "HDF5")
     try:
         opened = h5py.File(file.path, "r")
     except Exception as error:
-        raise unreadable("h5py", error) from error
+        raise reader_error("h5py", error) from error
     metadata: dict[str, Any] = {}
     try:
         _check_end(file, opened.userblock_size)
@@ -34,7 +34,7 @@ def read_hdf5(file: File) -> Contents:
         opened.close()
         if isinstance(error, FileError) or not isinstance(error, Exception):
             raise
-        raise unreadable("h5py", error) from error
+        raise reader_error("h5py", error) from error
     return Contents("HDF5", entries, metadata, close=opened.close)
 
 
@@ -47,7 +47,7 @@ def _check_end(file: File, start: int) -> None:
         raise FileError("it holds several HDF5 files, one after the other", fix="Take the files apart.")
 
 
-def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterator[Stored]:
+def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterator[StoredArray]:
     """Give an entry for each name in the file; a group is entered under the first of its names."""
     groups = {root: "/"}
     waiting = [("", root, iter(root))]
@@ -59,7 +59,7 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
             continue
         name = f"{at}{key}"
         try:
-            entry, item = _opened(h5py, file, name, group, key)
+            entry, item = _open_member(h5py, file, name, group, key)
             if isinstance(item, h5py.Group):
                 if item in groups:
                     reason = f"it is a second name of the group {one_line(groups[item], 80)!r}"
@@ -72,7 +72,7 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
         except FileError:
             raise
         except Exception as error:  # one that is damaged, or of a kind that this h5py does not know
-            failure = unreadable("h5py", error)
+            failure = reader_error("h5py", error)
             if not isinstance(failure, FileError):
                 raise failure from error
             entry = _refuse(name, "?", failure.reason)
@@ -80,7 +80,7 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
             yield entry
 
 
-def _opened(h5py: Any, file: File, name: str, group: Any, key: str) -> tuple[Stored | None, Any]:
+def _open_member(h5py: Any, file: File, name: str, group: Any, key: str) -> tuple[StoredArray | None, Any]:
     """Return the entry of a member of a group, None if it is a group, and the member, None if it cannot be opened."""
     link = group.get(key, getlink=True)
     if isinstance(link, h5py.ExternalLink):
@@ -101,7 +101,7 @@ def _opened(h5py: Any, file: File, name: str, group: Any, key: str) -> tuple[Sto
     else:
         item = group[key]
     if isinstance(item, h5py.Dataset):
-        return _dataset(h5py, file, name, item), item
+        return _describe_dataset(h5py, file, name, item), item
     return (None if isinstance(item, h5py.Group) else _refuse(name, "type", "it is a named type, without data")), item
 
 
@@ -110,29 +110,29 @@ def _keep_attributes(metadata: dict[str, Any], prefix: str, item: Any) -> None:
     attributes = item.attrs
     for key in attributes if len(attributes) else ():
         try:
-            metadata[f"{prefix}{key}"] = _plain(attributes[key])
+            metadata[f"{prefix}{key}"] = _to_builtin(attributes[key])
         except MemoryError:
             raise
         except Exception:  # numpy has no such type
-            metadata[f"{prefix}{key}"] = _plain(None)
+            metadata[f"{prefix}{key}"] = _to_builtin(None)
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin(value: Any) -> Any:
     if getattr(value, "shape", ()) is None and value.dtype.kind == "S":  # how PyTables writes an empty text
         return ""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_to_builtin(each) for each in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str | bool | int | float | complex) else "a value that dlx does not read"
 
 
-def _refuse(name: str, word: str, reason: str, shape: Any = None, fix: str = "") -> Stored:
-    return Stored(name, None, word, shape, None, refused=reason, fix=fix)
+def _refuse(name: str, word: str, reason: str, shape: Any = None, fix: str = "") -> StoredArray:
+    return StoredArray(name, None, word, shape, None, refused=reason, fix=fix)
 
 
-def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
+def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> StoredArray:
     try:
         dtype = item.dtype
     except (TypeError, ValueError) as error:
@@ -144,7 +144,7 @@ def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     if item.external or item.is_virtual:
         fix = f"Read it by h5py: h5py.File(path)[{name!r}][...]."
         return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
-    entry = of_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
+    entry = entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
     if entry.dtype_name == "structure":
         entry = entry._replace(fix=f"Read its fields by h5py: h5py.File(path)[{name!r}][{dtype.names[0]!r}].")
     if entry.refused or len(item.shape) > MAX_NDIM:
@@ -168,12 +168,12 @@ def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
             raise FileError(f"it is cut off: {one_line(name, 80)!r} ends after the file", fix=AGAIN)
         return entry._replace(offset=start)
     notes = notes or ["not in the file in one piece"]
-    return entry._replace(notes=tuple(notes), load=functools.partial(_read, item))
+    return entry._replace(notes=tuple(notes), load=functools.partial(_read_dataset, item))
 
 
-def _read(item: Any, entry: Stored, data: memoryview) -> Tensor:
+def _read_dataset(item: Any, entry: StoredArray, data: memoryview) -> Tensor:
     try:
         array = item.astype(item.dtype.newbyteorder("="))[...]
     except Exception as error:
-        raise unreadable("h5py", error) from error
+        raise reader_error("h5py", error) from error
     return array_interface(array, array.__array_interface__)

@@ -22,8 +22,8 @@ from dlx.adapter.base import over_memory
 from dlx.errors import FileError, FrameworkNotInstalledError
 
 __all__ = [
-    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "Contents", "File", "Memory", "Stored"),
-    *("check_names", "check_order", "exactly", "fresh", "needed", "unreadable"),
+    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "Contents", "File", "Memory", "StoredArray"),
+    *("allocate", "check_names", "check_order", "import_reader", "read_exactly", "reader_error"),
 ]
 
 MAX_NDIM = 128
@@ -83,7 +83,7 @@ class Memory:
         self.address = native.buffer_address(self.bytes)
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """One array in a file."""
 
     name: str  # empty where the file is one array
@@ -97,7 +97,7 @@ class Stored(NamedTuple):
     refused: str = ""  # why it is no array of DLPack
     fix: str = ""  # what to do if it is refused
     notes: tuple[str, ...] = ()  # after "it is": why it can only be read with a copy
-    load: Callable[[Stored, memoryview], Tensor] | None = None  # reads it from the bytes of the file, with a copy
+    load: Callable[[StoredArray, memoryview], Tensor] | None = None  # reads it from the bytes of the file, with a copy
 
     def strides(self) -> tuple[int, ...] | None:
         """Return the strides in elements; None where they are row-major."""
@@ -110,13 +110,13 @@ class Contents(NamedTuple):
     """The contents of a file."""
 
     kind: str  # ".npy", ".safetensors" and so on
-    entries: Sequence[Stored]
+    entries: Sequence[StoredArray]
     metadata: Mapping[str, Any] = {}  # of the file
     notes: tuple[str, ...] = ()  # what else it holds
     close: Callable[[], object] | None = None  # closes its reader
 
 
-def exactly(file: BinaryIO | Any, count: int) -> bytes:
+def read_exactly(file: BinaryIO | Any, count: int) -> bytes:
     """Return the next `count` bytes of a file's header; raise `FileError` if the file ends before."""
     parts: list[bytes] = []
     missing = count
@@ -136,7 +136,7 @@ def check_names(names: Sequence[str]) -> None:
         raise FileError(f"it lists {one_line(twice, 80)!r} twice")
 
 
-def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
+def check_order(entries: Iterable[StoredArray], start: int, *, gaps: bool) -> int:
     """Return where the last array ends; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
     at = start
     for entry in sorted(entries, key=lambda each: (each.offset or 0, each.nbytes or 0)):
@@ -148,7 +148,7 @@ def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
     return at
 
 
-def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
+def allocate(stored: StoredArray) -> tuple[Tensor, memoryview]:
     """Return a writable tensor for an array over new memory, and the bytes of it, to be filled."""
     assert stored.nbytes is not None and stored.shape is not None and stored.dtype is not None
     block = empty(stored.nbytes, "uint8")
@@ -156,7 +156,7 @@ def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
     return tensor, memoryview(block)
 
 
-def unreadable(package: str, error: Exception) -> Exception:
+def reader_error(package: str, error: Exception) -> Exception:
     """Return the error for a file that a library refuses; a `MemoryError` if it lacked memory or threads."""
     said = exception_text(error, 200)
     if isinstance(error, MemoryError) or find_in(error, "(an(?:no|')t allocate|Failed to launch)"):
@@ -164,7 +164,7 @@ def unreadable(package: str, error: Exception) -> Exception:
     return FileError(f"{package} cannot read it: {one_line(said, 260)}", fix=AGAIN)
 
 
-def needed(package: str, kind: str) -> Any:
+def import_reader(package: str, kind: str) -> Any:
     """Import the package that reads a kind of file, or raise `FrameworkNotInstalledError`."""
     if importlib.util.find_spec(package) is None:
         reason = f"{kind} files are read by {package}, which is not installed"

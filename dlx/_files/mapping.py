@@ -10,20 +10,20 @@ from typing import Any, NoReturn, TypeVar
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST, READ_ONLY
-from dlx._files.header import Memory, Stored
-from dlx._files.reading import kind_of, opened, read
+from dlx._files.header import Memory, StoredArray
+from dlx._files.reading import detect_kind, open_file, read_contents
 from dlx._registry.generic import Deferred
 from dlx._support.text import one_line
 from dlx._views.mapping import MappingView
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DTypeError, FileError
 
-__all__ = ["Archive", "FileView", "mapped"]
+__all__ = ["Archive", "FileView", "map_file"]
 
 V = TypeVar("V")
 
 
-def _array(stored: Stored, memory: Memory, file: str) -> Any:
+def _open_array(stored: StoredArray, memory: Memory, file: str) -> Any:
     """Return a read-only tensor over a file's memory, or a `Deferred` that reads or refuses the array."""
     load = stored.load
     if stored.refused:
@@ -83,30 +83,30 @@ class Archive(Mapping[Any, Any]):
         )
 
 
-def mapped(path: Path, *, private: bool = False) -> Archive:
+def map_file(path: Path, *, private: bool = False) -> Archive:
     """Return the mapping over a saved file; with `private`, over pages that are copied when they are written to."""
-    with opened(path) as file:
-        kind = kind_of(file)
+    with open_file(path) as file:
+        kind = detect_kind(file)
         if kind == ".parquet":
             fix = "Read it: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
             raise FileError("it is a Parquet file, whose columns are encoded and cannot be mapped", fix=fix)
         if kind == ".arrow":
-            from dlx._files.objects import arrow_columns
+            from dlx._files.arrow_torch import arrow_columns
 
             return Archive(path, arrow_columns(file, private=private), {}, [])
         if kind == ".pt":
-            from dlx._files.objects import load_checkpoint
+            from dlx._files.arrow_torch import load_checkpoint
 
             loaded, _ = load_checkpoint(file)
             return Archive(path, loaded if isinstance(loaded, Mapping) else {"": loaded}, {}, [])
-        with read(file, kind) as parts:
+        with read_contents(file, kind) as parts:
             items: dict[Any, Any] = {}
             for each, contents in parts:
                 memory: Any = Memory(each, private=private) if contents.entries else None
                 for stored in contents.entries:
                     if stored.name in items:
                         raise FileError(f"two of its files hold {one_line(stored.name, 80)!r}")
-                    items[stored.name] = partial(_array, stored, memory)
+                    items[stored.name] = partial(_open_array, stored, memory)
             closing = [contents.close for _, contents in parts if contents.close is not None]
             metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
             return Archive(path, items, metadata, closing)

@@ -22,13 +22,24 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, check_names, exactly, fresh
-from dlx._files.signatures import other_zip
+from dlx._files.header import (
+    AGAIN,
+    MAX_BYTES,
+    MAX_NDIM,
+    SAFE,
+    Contents,
+    File,
+    StoredArray,
+    allocate,
+    check_names,
+    read_exactly,
+)
+from dlx._files.signatures import identify_zip
 from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["of_descr", "opened_zip", "read_npy", "read_npz", "start_of"]
+__all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -54,10 +65,10 @@ _REFUSED = {
 
 def read_npy(file: File) -> Contents:
     """Read the header of a .npy file."""
-    start = _start(file.handle)
+    start = _read_start(file.handle)
     if start is None:
         raise FileError("it does not begin like a .npy file")
-    entry = _npy(file.handle, start, file.size, "")
+    entry = _read_header(file.handle, start, file.size, "")
     if entry.dtype_name == "object":
         raise FileError("it holds pickled Python objects, and reading them runs whatever code is in them", fix=SAFE)
     end = (entry.offset or 0) + (entry.nbytes or 0)
@@ -65,29 +76,29 @@ def read_npy(file: File) -> Contents:
     if extra and os.pread(file.handle.fileno(), 6, end) == MAGIC:
         fix = "Read each with numpy.load from one open file, and save them by numpy.savez."
         raise FileError("it holds several arrays, one after the other", fix=fix)
-    return Contents(".npy", [_told(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
+    return Contents(".npy", [_add_loader(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
-def _start(file: BinaryIO | Any) -> bytes | None:
+def _read_start(file: BinaryIO | Any) -> bytes | None:
     """Return the first 8 bytes of a .npy file; None if it is another file."""
     start: bytes = file.read(8)
     if not start or start[: len(MAGIC)] != MAGIC[: len(start)]:
         return None
-    return start + exactly(file, 8 - len(start))
+    return start + read_exactly(file, 8 - len(start))
 
 
-def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
+def _read_header(file: BinaryIO | Any, start: bytes, size: int, name: str) -> StoredArray:
     """Read one header after its start; `size` is the number of bytes that the file says to have."""
     major = start[6]
     if major not in (1, 2, 3):
         raise FileError(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
     width = 2 if major == 1 else 4
-    length = int.from_bytes(exactly(file, width), "little")
+    length = int.from_bytes(read_exactly(file, width), "little")
     if length > MAX_NPY:
         raise FileError(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_NPY)}")
-    raw = exactly(file, length)
+    raw = read_exactly(file, length)
     try:
-        header = _literal(raw.decode("utf-8" if major == 3 else "latin-1"))
+        header = _parse_literal(raw.decode("utf-8" if major == 3 else "latin-1"))
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         usable = isinstance(shape, tuple) and len(shape) <= MAX_NDIM
         usable = usable and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in shape)
@@ -96,7 +107,7 @@ def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
         raise FileError("its header does not describe an array")
     offset = 8 + width + length
-    entry = of_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
+    entry = entry_from_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
     held = size - offset
     if entry.nbytes is not None and entry.nbytes > held:
         claims = f"its header claims {amount(entry.nbytes)} of data, and {amount(max(held, 0))} are there"
@@ -104,7 +115,7 @@ def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
     return entry
 
 
-def _literal(text: str) -> Any:
+def _parse_literal(text: str) -> Any:
     """Return the value of a literal of Python 2 or 3; its nesting is bounded before the parser sees it."""
     at, depth, tokens = 0, 0, []
     while at < len(text):
@@ -119,14 +130,14 @@ def _literal(text: str) -> Any:
     return ast.literal_eval(" ".join(tokens))
 
 
-def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
+def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> StoredArray:
     """Return an array whose dtype is written as ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
         fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
         refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
         member = f"[{name!r}]" if name else ""
         fix = f"Read its fields by numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
-        return Stored(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
+        return StoredArray(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
     match = _DESCR.fullmatch(descr)
     if match is None or (match[2] != "O" and not match[3]):
         raise FileError(f"its header gives {one_line(descr, 40)!r} as dtype")
@@ -137,30 +148,30 @@ def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: 
     refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
-    return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
+    return StoredArray(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------
 
 
-def _told(entry: Stored, *notes: str, **changes: Any) -> Stored:
+def _add_loader(entry: StoredArray, *notes: str, **changes: Any) -> StoredArray:
     """Return an entry with all that its reading takes."""
     if entry.swapped:
         notes = (*notes, "in the other byte order")
-        changes.setdefault("load", _load)
+        changes.setdefault("load", _load_swapped)
     return entry._replace(notes=notes, **changes)
 
 
-def _load(entry: Stored, data: memoryview) -> Tensor:
+def _load_swapped(entry: StoredArray, data: memoryview) -> Tensor:
     """Read an array whose bytes stand in the file."""
-    tensor, target = fresh(entry)
+    tensor, target = allocate(entry)
     assert entry.offset is not None
     target[:] = data[entry.offset : entry.offset + target.nbytes]
-    _swap(entry, target)
+    _swap_bytes(entry, target)
     return tensor
 
 
-def _swap(entry: Stored, target: memoryview) -> None:
+def _swap_bytes(entry: StoredArray, target: memoryview) -> None:
     """Swap the bytes of each number in place, if they are in the other order."""
     if entry.swapped and entry.dtype is not None:
         width = entry.dtype.bits // (16 if entry.dtype.name.startswith("complex") else 8)
@@ -174,7 +185,7 @@ def _swap(entry: Stored, target: memoryview) -> None:
 # ---- .npz ------------------------------------------------------------------------------------------------------------
 
 
-class _Bounded(io.BufferedReader):
+class _BoundedReader(io.BufferedReader):
     """A file that is never read in one large piece, whatever its own fields claim."""
 
     def read(self, size: int | None = -1) -> bytes:
@@ -186,11 +197,11 @@ class _Bounded(io.BufferedReader):
 
 
 @contextlib.contextmanager
-def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
+def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
     """Open a zip file; raise `FileError` if it is damaged, or claims more than dlx reads."""
     try:
         raw = io.FileIO(file.handle.fileno(), closefd=False)
-        with _Bounded(raw) as bounded, zipfile.ZipFile(bounded) as archive:
+        with _BoundedReader(raw) as bounded, zipfile.ZipFile(bounded) as archive:
             members = archive.infolist()
             if len(members) > MAX_MEMBERS:
                 raise FileError(f"it has {len(members):,} members, and dlx reads at most {MAX_MEMBERS:,}")
@@ -212,13 +223,13 @@ def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
 
 def read_npz(file: File) -> Contents:
     """Read the headers of the arrays in an .npz file; of compressed ones only as much as the header needs."""
-    with opened_zip(file) as archive:
+    with open_zip(file) as archive:
         members = [each for each in archive.infolist() if not each.is_dir()]
-        ends = [(each.header_offset, start_of(file, each) + each.compress_size) for each in members]
-        entries = [_member(file, archive, each) for each in members]
+        ends = [(each.header_offset, find_data_start(file, each) + each.compress_size) for each in members]
+        entries = [_read_member(file, archive, each) for each in members]
         names = archive.namelist()
     if all(entry.dtype_name == "file" for entry in entries):
-        raise other_zip(names)
+        raise identify_zip(names)
     check_names([each.name for each in entries])
     ends.sort()
     if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
@@ -226,7 +237,7 @@ def read_npz(file: File) -> Contents:
     return Contents(".npz", entries)
 
 
-def start_of(file: File, member: zipfile.ZipInfo) -> int:
+def find_data_start(file: File, member: zipfile.ZipInfo) -> int:
     """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
     head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has another position
     if len(head) < 30:
@@ -235,9 +246,9 @@ def start_of(file: File, member: zipfile.ZipInfo) -> int:
     return member.header_offset + 30 + int(name) + int(extra)
 
 
-def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
+def _read_member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArray:
     name, method, size = member.filename.removesuffix(".npy"), member.compress_type, member.file_size
-    refuse = functools.partial(Stored, name, None, "?", None, None)
+    refuse = functools.partial(StoredArray, name, None, "?", None, None)
     if member.flag_bits & 1:
         return refuse(refused="it is encrypted")
     if method not in _METHODS:
@@ -248,12 +259,12 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
         if size > _METHODS[method] * member.compress_size:
             raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
         with archive.open(member) as content:
-            begin = _start(content)
+            begin = _read_start(content)
             if begin is None and not size and name != member.filename:
                 return refuse(refused="it is empty, and an array has a header", fix=AGAIN)
             if begin is None:
                 return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
-            entry = _npy(content, begin, size, name)
+            entry = _read_header(content, begin, size, name)
     except RuntimeError as error:
         if "missing" not in str(error):  # else this Python is built without the method
             raise
@@ -261,18 +272,18 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
     except FileError as error:
         reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
         raise FileError(reason, fix=error.fix) from None
-    start = start_of(file, member)
+    start = find_data_start(file, member)
     assert entry.offset is not None
     if not method:
-        return _told(entry, offset=start + entry.offset)
-    load = functools.partial(_inflate, start, member, entry.offset)
-    return _told(entry, "compressed", offset=None, load=load)
+        return _add_loader(entry, offset=start + entry.offset)
+    load = functools.partial(_load_compressed, start, member, entry.offset)
+    return _add_loader(entry, "compressed", offset=None, load=load)
 
 
 _PIECE = 1 << 20  # bytes that are inflated at a time
 
 
-def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
+def _decompress(method: int, packed: memoryview) -> Iterator[bytes]:
     """Give what compressed bytes hold, in pieces of bounded length."""
     if method == zipfile.ZIP_DEFLATED:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -292,12 +303,12 @@ def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
             yield expander.decompress(bytes(packed[begin : begin + 4096]))
 
 
-def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
+def _load_compressed(start: int, member: zipfile.ZipInfo, skip: int, entry: StoredArray, data: memoryview) -> Tensor:
     """Read a compressed array: the member's bytes from `start` on, inflated, hold it after `skip` bytes."""
-    tensor, target = fresh(entry)
+    tensor, target = allocate(entry)
     check, at = 0, -skip
     try:
-        for piece in _pieces(member.compress_type, data[start : start + member.compress_size]):
+        for piece in _decompress(member.compress_type, data[start : start + member.compress_size]):
             check = zlib.crc32(piece, check)
             first, last = max(at, 0), min(at + len(piece), target.nbytes)
             if first < last:
@@ -311,5 +322,5 @@ def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data
         raise FileError(f"its compressed data are damaged: {error}", fix=AGAIN) from error
     if at + skip != member.file_size or check != member.CRC:
         raise FileError("its compressed data do not match their length and checksum", fix=AGAIN)
-    _swap(entry, target)
+    _swap_bytes(entry, target)
     return tensor

@@ -9,45 +9,45 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlx._files.header import SAFE, Contents, File
-from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
-from dlx._files.signatures import FIRST, HDF5, OWN, other_file, other_folder
+from dlx._files.safetensors import INDEX, find_index, read_index, read_safetensors
+from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
-__all__ = ["ENDS", "OBJECTS", "kind_of", "opened", "read"]
+__all__ = ["LIBRARY_KINDS", "SUFFIXES", "detect_kind", "open_file", "read_contents"]
 
-OBJECTS = (".pt", ".arrow", ".parquet")
+LIBRARY_KINDS = (".pt", ".arrow", ".parquet")
 """Kinds of files that another library reads."""
 
-_TORCH = (".pt", ".pth", ".ckpt", ".bin")
-_BY_NAME = {
+_TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+_KINDS = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
     ".arrow": ".arrow", ".arrows": ".arrow", ".feather": ".arrow", ".parquet": ".parquet",
 }  # fmt: skip
-ENDS = (*_BY_NAME, *_TORCH[:-1])
+SUFFIXES = (*_KINDS, *_TORCH_SUFFIXES[:-1])
 """Ends of the names of files that are read; of ``.bin`` not even its name says whose it is."""
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[File]:
+def open_file(path: Path) -> Iterator[File]:
     """Open a file, or the index of the checkpoint in a folder; errors about it name it."""
     try:
-        other = other_folder(path) if path.is_dir() else None
+        other = identify_folder(path) if path.is_dir() else None
         if other is not None:
             raise other
-        with File(index_in(path) if path.is_dir() else path) as file:
+        with File(find_index(path) if path.is_dir() else path) as file:
             yield file
     except DlxError as error:
         error.complete(source=str(path))
         raise
 
 
-def kind_of(file: File) -> str:
+def detect_kind(file: File) -> str:
     """Return the kind of a file by its first bytes; its name decides only if these are ambiguous."""
-    start, name, suffix = os.pread(file.handle.fileno(), FIRST, 0), file.path.name, file.path.suffix
+    start, name, suffix = os.pread(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
-    kind = next((kind for magic, kind in OWN.items() if start.startswith(magic)), None)
+    kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
     if kind is not None:
         return kind
     if name.endswith(INDEX):
@@ -57,7 +57,7 @@ def kind_of(file: File) -> str:
     if _has_user_block(file):
         return "HDF5"
     if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or suffix in (".pkl", ".pickle", ".joblib"):
-        old = suffix in _TORCH
+        old = suffix in _TORCH_SUFFIXES
         fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
         raise FileError("it is a pickle, and reading one runs whatever code is in it", fix=fix)
     if suffix == ".onnx":
@@ -65,11 +65,11 @@ def kind_of(file: File) -> str:
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
     if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # after a program, or text
         return ".npz"
-    other = other_file(start)
+    other = identify_file(start)
     if other is not None:
         raise other
-    if suffix in _BY_NAME:  # its reader finds the fault
-        return _BY_NAME[suffix]
+    if suffix in _KINDS:  # its reader finds the fault
+        return _KINDS[suffix]
     read = ".npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5"
     raise FileError(f"its first bytes are those of no format that dlx reads: {read}")
 
@@ -85,19 +85,19 @@ def _has_user_block(file: File) -> bool:
 
 
 def _is_torch(file: File) -> bool:
-    from dlx._files.npy import opened_zip
+    from dlx._files.npy import open_zip
 
     try:
-        with opened_zip(file) as archive:
+        with open_zip(file) as archive:
             return any(each.endswith("/data.pkl") for each in archive.namelist())
     except FileError:
-        return file.path.suffix in _TORCH
+        return file.path.suffix in _TORCH_SUFFIXES
 
 
 _MODULES = {".safetensors": "safetensors", ".gguf": "gguf", "HDF5": "hdf5", ".npy": "npy", ".npz": "npy"}
 
 
-def _reader(kind: str) -> Callable[[File], Contents]:
+def _find_reader(kind: str) -> Callable[[File], Contents]:
     """Return the reader of a kind; modules are loaded when a file of their kind is met."""
     module = importlib.import_module(f"dlx._files.{_MODULES[kind]}")
     found: Callable[[File], Contents] = getattr(module, f"read_{kind.removeprefix('.').lower()}")
@@ -105,10 +105,10 @@ def _reader(kind: str) -> Callable[[File], Contents]:
 
 
 @contextmanager
-def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
+def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
     """Yield a file and its contents, then those of the files that an index names; they are closed afterwards."""
     if kind != INDEX:
-        yield [(file, _reader(kind)(file))]
+        yield [(file, _find_reader(kind)(file))]
         return
     contents, shards = read_index(file)
     parts = [(file, contents)]

@@ -13,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_names, check_order, exactly
+from dlx._files.header import (
+    AGAIN,
+    MAX_BYTES,
+    MAX_NDIM,
+    Contents,
+    File,
+    StoredArray,
+    check_names,
+    check_order,
+    read_exactly,
+)
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["INDEX", "WORDS", "index_in", "read_index", "read_safetensors"]
+__all__ = ["DTYPE_NAMES", "INDEX", "find_index", "read_index", "read_safetensors"]
 
 INDEX = ".safetensors.index.json"
 MAX_HEADER = 16 << 20  # bytes of a header or an index; 100 000 tensors need some 12 MiB
@@ -31,25 +41,25 @@ _NAMES = {
     "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn", "F4": "float4_e2m1fn",
 }  # fmt: skip
 _DTYPES = {word: DType(name) for word, name in _NAMES.items()}
-WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+DTYPE_NAMES = {dtype: word for word, dtype in _DTYPES.items()}
 """The format's name of each dtype that it has."""
 
 
 def read_safetensors(file: File) -> Contents:
     """Read the header of a .safetensors file and hold its offsets against the file's size."""
     size = file.size
-    length = int.from_bytes(exactly(file.handle, 8), "little")
+    length = int.from_bytes(read_exactly(file.handle, 8), "little")
     if length > size - 8:
         claims = f"its header claims {amount(length)}, and the file holds {amount(size)}"
         raise FileError(f"it is cut off, or no .safetensors file: {claims}")
     if length > MAX_HEADER:
         raise FileError(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_HEADER)}")
-    header = _parsed(exactly(file.handle, length), "header")
+    header = _parse_json(read_exactly(file.handle, length), "header")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise FileError("the metadata in its header is no table")
     start = 8 + length
-    entries = [_stored(name, stated, start) for name, stated in header.items()]
+    entries = [_build_entry(name, stated, start) for name, stated in header.items()]
     end = check_order(entries, start, gaps=False)
     if end > size:
         raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {size:,}", fix=AGAIN)
@@ -58,9 +68,9 @@ def read_safetensors(file: File) -> Contents:
     return Contents(".safetensors", entries, {key: str(value) for key, value in metadata.items()})
 
 
-def _parsed(raw: bytes, what: str) -> dict[str, Any]:
+def _parse_json(raw: bytes, what: str) -> dict[str, Any]:
     try:
-        found = json.loads(raw, object_pairs_hook=_unique)
+        found = json.loads(raw, object_pairs_hook=_check_unique)
     except FileError:
         raise
     except RecursionError:
@@ -72,14 +82,14 @@ def _parsed(raw: bytes, what: str) -> dict[str, Any]:
     return found
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         check_names([name for name, _ in pairs])
     return found
 
 
-def _stored(name: str, stated: Any, start: int) -> Stored:
+def _build_entry(name: str, stated: Any, start: int) -> StoredArray:
     try:
         word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
         if not isinstance(word, str) or len(shape) > MAX_NDIM:
@@ -94,19 +104,19 @@ def _stored(name: str, stated: Any, start: int) -> Stored:
     dtype = _DTYPES.get(word)
     if dtype is None:
         refused = f"dlx does not know the dtype {one_line(word, 20)!r}"
-        return Stored(name, None, word, shape, end - begin, offset=start + begin, refused=refused)
+        return StoredArray(name, None, word, shape, end - begin, offset=start + begin, refused=refused)
     nbytes = -(-math.prod(shape) * dtype.bits // 8)
     if nbytes != end - begin:
         by_shape = f"{nbytes:,} bytes" if nbytes < MAX_BYTES else "more bytes than there are"
         found = f"{by_shape} by its shape and {end - begin:,} by its offsets"
         raise FileError(f"its header gives {one_line(name, 80)!r} {found}")
-    return Stored(name, dtype, word, shape, nbytes, offset=start + begin)
+    return StoredArray(name, dtype, word, shape, nbytes, offset=start + begin)
 
 
 # ---- several files ---------------------------------------------------------------------------------------------------
 
 
-def index_in(folder: Path) -> Path:
+def find_index(folder: Path) -> Path:
     """Return the index of the checkpoint in a folder, or its only .safetensors file."""
     names = sorted(each.name for each in folder.iterdir())
     found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
@@ -125,7 +135,7 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
     """Return the contents that an index states, and the names of the tensors in each file of its folder."""
     if file.size > MAX_HEADER:
         raise FileError(f"it holds {amount(file.size)}, and dlx reads at most {amount(MAX_HEADER)}")
-    index = _parsed(exactly(file.handle, file.size), "text")
+    index = _parse_json(read_exactly(file.handle, file.size), "text")
     places, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
         raise FileError("it has no 'weight_map' that names a file for each tensor")

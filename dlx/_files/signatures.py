@@ -9,12 +9,12 @@ from pathlib import Path
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["FIRST", "HDF5", "OWN", "other_file", "other_folder", "other_zip"]
+__all__ = ["HDF5", "SIGNATURE_BYTES", "SUPPORTED", "identify_file", "identify_folder", "identify_zip"]
 
-FIRST = 512  # bytes that are looked at
+SIGNATURE_BYTES = 512  # bytes that are looked at
 HDF5 = b"\x89HDF\r\n\x1a\n"
 
-OWN = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": ".gguf", HDF5: "HDF5"}
+SUPPORTED = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": ".gguf", HDF5: "HDF5"}
 """Signatures of formats that dlx reads, or of which it lists the columns."""
 
 _EXPAND = "Expand it, and open what comes out: {} FILE."
@@ -93,7 +93,7 @@ _FOLDERS = (
 )  # fmt: skip
 
 
-def other_file(start: bytes) -> FileError | None:
+def identify_file(start: bytes) -> FileError | None:
     """Return the error for a file of a format that dlx knows and does not read, by its first bytes; else None."""
     for offset, signature, found, fix in _OTHERS:
         if start.startswith(signature, offset) if isinstance(signature, bytes) else signature.match(start):
@@ -102,7 +102,7 @@ def other_file(start: bytes) -> FileError | None:
         reason = f"its first {len(start)} bytes are 0, as in a download that did not finish"
         return FileError(reason, fix="Write it or fetch it again.")
     try:
-        text = start.decode("utf-8", "strict" if len(start) < FIRST else "ignore")
+        text = start.decode("utf-8", "strict" if len(start) < SIGNATURE_BYTES else "ignore")
     except UnicodeDecodeError:
         return None
     if all(each.isprintable() or each in "\t\n\r\f" for each in text):
@@ -111,7 +111,7 @@ def other_file(start: bytes) -> FileError | None:
     return None
 
 
-def other_folder(path: Path) -> FileError | None:
+def identify_folder(path: Path) -> FileError | None:
     """Return the error for a folder that is one store or model of another library; else None."""
     for member, found, fix in _FOLDERS:
         if (path / member).exists():
@@ -119,7 +119,7 @@ def other_folder(path: Path) -> FileError | None:
     return None
 
 
-def other_zip(names: Sequence[str]) -> FileError:
+def identify_zip(names: Sequence[str]) -> FileError:
     """Return the error for a zip file without arrays in it, by the names of its members."""
     for member, found, fix in _ZIPS:
         if any(name == member or name.endswith(f"/{member}") for name in names):

@@ -19,8 +19,8 @@ from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor, tensor_copy
 from dlx._core.types import DType, contiguous
-from dlx._files.header import needed
-from dlx._files.safetensors import WORDS
+from dlx._files.header import import_reader
+from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
@@ -51,7 +51,7 @@ class _Output(NamedTuple):
         """Give the bytes of an array, row-major; with `order` as they lie in memory where that is column-major."""
         tensor = item.read()
         if tensor.dtype != item.dtype or tensor.shape != item.shape:
-            raise FileError(f"{_shown(item)} changed while it was read", fix="Try it again.")
+            raise FileError(f"{_item_text(item)} changed while it was read", fix="Try it again.")
         if not contiguous(tensor.shape, tensor.strides) and not (order and _is_column_major(tensor)):
             tensor = tensor_copy(tensor, False)
         data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes)) if item.nbytes else b""
@@ -69,21 +69,21 @@ def _is_column_major(tensor: Tensor) -> bool:
     return contiguous(tensor.shape[::-1], tensor.strides[::-1])
 
 
-def _shown(item: Item) -> str:
+def _item_text(item: Item) -> str:
     return f"{one_line(item.name, 80)!r}" if item.name else "the array"
 
 
-def _lacking(items: Sequence[Item], known: Callable[[DType], Any], kind: str) -> None:
+def _check_dtypes(items: Sequence[Item], known: Callable[[DType], Any], kind: str) -> None:
     """Refuse the first array whose dtype a format lacks."""
     for item in items:
         if known(item.dtype) is None:
-            others = [name for name, has in _KNOWN.items() if name != kind and has(item.dtype) is not None]
+            others = [name for name, has in _DTYPES.items() if name != kind and has(item.dtype) is not None]
             into = f"Write {' or '.join(others)}, which has it, or" if others else "To store it all the same,"
-            reason = f"{_shown(item)} is {item.dtype}, which {kind} has not, and no dtype is changed on the way"
+            reason = f"{_item_text(item)} is {item.dtype}, which {kind} has not, and no dtype is changed on the way"
             raise DTypeError(reason, fix=f"{into} convert it to another dtype in its own framework first.")
 
 
-def _nameless(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
+def _check_names(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
     """Refuse the first array whose name is no text; with `suffix`, also one that a .zip file would cut off there."""
     for item in items:
         if not _is_text(item.name):
@@ -95,10 +95,10 @@ def _nameless(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
         else:
             continue
         into = "Write .safetensors or rename it." if why != "a lone surrogate" else "Rename it."
-        raise FileError(f"{_shown(item)} is a name with {why}, which {kind} cannot hold", fix=into)
+        raise FileError(f"{_item_text(item)} is a name with {why}, which {kind} cannot hold", fix=into)
 
 
-def _untold(metadata: dict[str, str]) -> None:
+def _check_metadata(metadata: dict[str, str]) -> None:
     """Refuse metadata that are no text."""
     for key, value in metadata.items():
         if not (_is_text(key) and _is_text(value)):
@@ -125,19 +125,19 @@ def _npy_header(item: Item, fortran: bool) -> bytes:
     return b"\x93NUMPY" + bytes([1 if width == 2 else 2, 0]) + len(text).to_bytes(width, "little") + text
 
 
-def _npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
     if len(items) != 1:
         raise FileError(f"a .npy file holds one array, found {len(items):,}", fix="Write .npz or .safetensors.")
-    _lacking(items, typestr, ".npy")
+    _check_dtypes(items, typestr, ".npy")
     tensor = items[0].read()
     fortran = not contiguous(tensor.shape, tensor.strides) and _is_column_major(tensor)
     out.file.write(_npy_header(items[0], fortran))
     out.data(items[0]._replace(read=lambda: tensor), order=True)
 
 
-def _npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    _lacking(items, typestr, ".npz")
-    _nameless(items, ".npz", suffix=".npy")
+def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    _check_dtypes(items, typestr, ".npz")
+    _check_names(items, ".npz", suffix=".npy")
     with zipfile.ZipFile(out.file, "w") as archive:
         for item in items:
             member = zipfile.ZipInfo(f"{item.name}.npy")  # of 1980: the same arrays give the same bytes
@@ -154,14 +154,14 @@ def _npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
 # ---- .safetensors ----------------------------------------------------------------------------------------------------
 
 
-def _word(dtype: DType) -> str | None:
-    return WORDS.get(dtype) if sys.byteorder == "little" else None
+def _dtype_name(dtype: DType) -> str | None:
+    return DTYPE_NAMES.get(dtype) if sys.byteorder == "little" else None
 
 
-def _safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    _lacking(items, _word, ".safetensors")
-    _nameless(items, ".safetensors")
-    _untold(metadata)
+def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    _check_dtypes(items, _dtype_name, ".safetensors")
+    _check_names(items, ".safetensors")
+    _check_metadata(metadata)
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     # Wide elements first, as the format's own library sorts them, so that each is aligned.
@@ -170,7 +170,7 @@ def _safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) 
         if item.name == "__metadata__":
             raise FileError("an array is named '__metadata__', which the format keeps for itself", fix="Rename it.")
         start, end = end, end + item.nbytes
-        header[item.name] = {"dtype": _word(item.dtype), "shape": item.shape, "data_offsets": [start, end]}
+        header[item.name] = {"dtype": _dtype_name(item.dtype), "shape": item.shape, "data_offsets": [start, end]}
     raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-(len(raw) + 8) % 64)
     out.file.write(len(raw).to_bytes(8, "little") + raw)
@@ -182,7 +182,7 @@ def _safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) 
 
 _ARROW = re.compile(r"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))")
 
-_LONGEST = (1 << 31) - 1  # elements of a FixedSizeList
+_MAX_LIST = (1 << 31) - 1  # elements of a FixedSizeList
 
 
 def _arrow_type(dtype: DType) -> str | None:
@@ -190,30 +190,30 @@ def _arrow_type(dtype: DType) -> str | None:
     return None if found is None else {"bool": "bool_"}.get(dtype.name, dtype.name)
 
 
-def _arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    pa = needed("pyarrow", ".arrow")
-    _lacking(items, _arrow_type, ".arrow")
-    _nameless(items, ".arrow")
-    _untold(metadata)
+def _write_arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    pa = import_reader("pyarrow", ".arrow")
+    _check_dtypes(items, _arrow_type, ".arrow")
+    _check_names(items, ".arrow")
+    _check_metadata(metadata)
     for item in items:
-        reason, shaped = "", f"{_shown(item)} has shape {list(item.shape)}, and"
+        reason, shaped = "", f"{_item_text(item)} has shape {list(item.shape)}, and"
         if not item.shape or 0 in item.shape[1:]:
             reason = f"{shaped} a column of .arrow has rows that are not empty"
-        elif max(item.shape[1:], default=0) > _LONGEST:
-            reason = f"{shaped} a row of .arrow has at most {_LONGEST:,} elements along a dimension"
+        elif max(item.shape[1:], default=0) > _MAX_LIST:
+            reason = f"{shaped} a row of .arrow has at most {_MAX_LIST:,} elements along a dimension"
         elif item.shape[0] != items[0].shape[0]:
-            found = f"{items[0].shape[0]:,} rows of {_shown(items[0])} and {item.shape[0]:,} of {_shown(item)}"
+            found = f"{items[0].shape[0]:,} rows of {_item_text(items[0])} and {item.shape[0]:,} of {_item_text(item)}"
             reason = f"columns of .arrow are of one length, found {found}"
         if reason:
             raise FileError(reason, fix="Write .npz or .safetensors.")
-    columns = [_column(pa, out, item) for item in items]
+    columns = [_build_column(pa, out, item) for item in items]
     schema = pa.schema([(item.name, column.type) for item, column in zip(items, columns, strict=True)])
     ipc = importlib.import_module("pyarrow.ipc")
     with ipc.new_file(out.file, schema.with_metadata(metadata or None)) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def _column(pa: Any, out: _Output, item: Item) -> Any:
+def _build_column(pa: Any, out: _Output, item: Item) -> Any:
     """Return an array as a column: over its own memory, but for bools, whose bits Arrow packs."""
     tensor = item.read()
     if not contiguous(tensor.shape, tensor.strides):
@@ -232,10 +232,10 @@ def _column(pa: Any, out: _Output, item: Item) -> Any:
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-_KNOWN: dict[str, Callable[[DType], Any]]
-_KNOWN = {".safetensors": _word, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
+_DTYPES: dict[str, Callable[[DType], Any]]
+_DTYPES = {".safetensors": _dtype_name, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
 FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
-FORMATS = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".arrow": _arrow}
+FORMATS = {".npy": _write_npy, ".npz": _write_npz, ".safetensors": _write_safetensors, ".arrow": _write_arrow}
 """The writers, by the end of the file's name."""
 
 

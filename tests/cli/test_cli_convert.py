@@ -219,7 +219,7 @@ def no_links(monkeypatch):
 
 def test_a_file_that_appears_in_between_is_kept(folder):
     """Only `--force` replaces it; what was written goes."""
-    with pytest.raises(FileError, match="it is there already"), atomic.replaced(folder / "z", force=False):
+    with pytest.raises(FileError, match="it is there already"), atomic.replace_file(folder / "z", force=False):
         (folder / "z").write_text("theirs")
     assert (folder / "z").read_text() == "theirs"
     assert {each.name for each in folder.iterdir()} == {"x.npz", "z"}
@@ -271,7 +271,7 @@ def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, k
         return real(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(FileError, match="it is there already"), atomic.replaced(out, force=False) as file:
+    with pytest.raises(FileError, match="it is there already"), atomic.replace_file(out, force=False) as file:
         file.write(b"ours")
     assert out.read_text() == "complete" and not partial.exists()
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import dlx
 from dlx._files.hdf5 import read_hdf5
-from dlx._files.header import File, unreadable
+from dlx._files.header import File, reader_error
 from dlx.errors import DlxError, DTypeError, FileError
 from examples import examples
 
@@ -74,20 +74,20 @@ LITERALS = st.recursive(
 @given(LITERALS)
 def test_literals_of_headers(value):
     """Whatever Python writes as a literal is read as the same value."""
-    from dlx._files.npy import _literal
+    from dlx._files.npy import _parse_literal
 
-    assert _literal(repr(value)) == value
-    assert _literal(f"  {value!r} \n") == value
+    assert _parse_literal(repr(value)) == value
+    assert _parse_literal(f"  {value!r} \n") == value
 
 
 @settings(max_examples=examples(400), deadline=None, database=None)
 @given(st.text(alphabet="()[]{}'\"\\,:L019-+ \n.aTrueNoFls", max_size=60))
 def test_texts_that_are_no_literals(text):
     """What Python does not read raises one of three errors, and no other value comes out."""
-    from dlx._files.npy import _literal
+    from dlx._files.npy import _parse_literal
 
     try:
-        found = _literal(text)
+        found = _parse_literal(text)
     except (ValueError, SyntaxError, TypeError):
         return
     assert found == ast.literal_eval(re.sub(r"(?<=\d)L", "", text).strip())
@@ -98,10 +98,10 @@ def test_texts_that_are_no_literals(text):
 )
 def test_deep_literals(text):
     """They are refused before the parser's stack runs out, which Python reports as a lack of memory."""
-    from dlx._files.npy import _literal
+    from dlx._files.npy import _parse_literal
 
     with pytest.raises(ValueError):
-        _literal(text)
+        _parse_literal(text)
 
 
 def test_odd_npy_files(tmp_path, np):
@@ -551,8 +551,8 @@ def test_the_best_that_compression_does(tmp_path, np, method):
 )
 def test_a_library_that_lacks_memory_or_threads(package, words):
     """The file is not damaged, whatever class the error is of; the words are theirs under a limit on memory."""
-    assert type(unreadable(package, OSError(words))) is MemoryError
-    assert type(unreadable(package, OSError("Invalid: the file is cut off"))) is FileError
+    assert type(reader_error(package, OSError(words))) is MemoryError
+    assert type(reader_error(package, OSError("Invalid: the file is cut off"))) is FileError
 
 
 def test_several_arrow_files_in_one(tmp_path, np):

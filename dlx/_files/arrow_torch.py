@@ -9,8 +9,8 @@ import re
 import warnings
 from typing import Any
 
-from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
-from dlx._files.npy import opened_zip, start_of
+from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
+from dlx._files.npy import find_data_start, open_zip
 from dlx._support.reflect import find_in
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
@@ -24,7 +24,7 @@ TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals
 
 def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
     """Return the columns of an Arrow IPC file or stream, over its mapped memory if they are not compressed."""
-    pa = needed("pyarrow", ".arrow")
+    pa = import_reader("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
         with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
@@ -49,7 +49,7 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
         if claimed > MAX_RATIO * file.size:
             reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
             raise FileError(reason, fix=AGAIN) from error
-        raise unreadable("pyarrow", error) from error
+        raise reader_error("pyarrow", error) from error
     check_names(table.column_names)
     columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
     return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
@@ -70,7 +70,7 @@ def _check_end(ipc: Any, mapped: Any, size: int) -> None:
 
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:
     """Load a checkpoint of torch, tensors and plain data only, memory-mapped; return it, and where it was saved."""
-    with opened_zip(file) as archive:  # torch reads all members whole but the tensors' data
+    with open_zip(file) as archive:  # torch reads all members whole but the tensors' data
         data: list[Any] = []
         others: list[Any] = []
         for each in archive.infolist():
@@ -80,11 +80,11 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
             raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none", fix=fix)
         if any(each.compress_type for each in data):
             raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it again by torch.save.")
-        records = {start_of(file, each): each.file_size for each in data}
+        records = {find_data_start(file, each): each.file_size for each in data}
     largest = max((each.file_size for each in others), default=0)
     if largest > MAX_PICKLE:
         raise FileError(f"its list of tensors claims {largest:,} bytes, and dlx reads at most {MAX_PICKLE:,}")
-    package = needed("torch", ".pt")
+    package = import_reader("torch", ".pt")
     saved_on: dict[int, str] = {}
     sizes: dict[int, int] = {}  # address of a storage -> its bytes, as the list of tensors has them
 
@@ -109,7 +109,7 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
 
 
 def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
-    failure = unreadable("torch", error)
+    failure = reader_error("torch", error)
     if isinstance(failure, FileError):
         if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 for a torch that cannot say it
             reason = "torch loads no checkpoint while it traces, or inside FakeTensorMode"
