@@ -1,4 +1,4 @@
-"""Find the reader of a file by its first bytes, and read its header."""
+"""Detection of a file's format by its first bytes, and the choice of its reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlx.errors import DlxError, FileError
 __all__ = ["LIBRARY_KINDS", "SUFFIXES", "detect_kind", "open_file", "read_contents"]
 
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet")
-"""Kinds of files that another library reads."""
+"""Formats that another library reads."""
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _KINDS = {
@@ -25,12 +25,12 @@ _KINDS = {
     ".arrow": ".arrow", ".arrows": ".arrow", ".feather": ".arrow", ".parquet": ".parquet",
 }  # fmt: skip
 SUFFIXES = (*_KINDS, *_TORCH_SUFFIXES[:-1])
-"""Ends of the names of files that are read; of ``.bin`` not even its name says whose it is."""
+"""Suffixes of supported files; ``.bin`` is left out, since it is used for any content."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[File]:
-    """Open a file, or the index of the checkpoint in a folder; errors about it name it."""
+    """Open a file, or the index of the checkpoint in a folder; errors name it."""
     try:
         other = identify_folder(path) if path.is_dir() else None
         if other is not None:
@@ -43,7 +43,7 @@ def open_file(path: Path) -> Iterator[File]:
 
 
 def detect_kind(file: File) -> str:
-    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous."""
+    """Return the format of a file by its first bytes, or by its name if these are ambiguous."""
     start, name, suffix = os.pread(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
@@ -52,30 +52,29 @@ def detect_kind(file: File) -> str:
         return kind
     if name.endswith(INDEX):
         return INDEX
-    if start[8:9] == b"{" and not any(start[4:8]):  # the length of a header, and its first byte
+    if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
         return ".safetensors"
     if _has_user_block(file):
         return "HDF5"
     if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or suffix in (".pkl", ".pickle", ".joblib"):
         old = suffix in _TORCH_SUFFIXES
-        fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
-        raise FileError("it is a pickle, and reading one runs whatever code is in it", fix=fix)
+        fix = "Save it again: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
+        raise FileError("it is a pickle, which can run any code when it is read", fix=fix)
     if suffix == ".onnx":
         fix = "Read its weights: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer."
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
-    if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # after a program, or text
+    if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # a zip after other data
         return ".npz"
     other = identify_file(start)
     if other is not None:
         raise other
-    if suffix in _KINDS:  # its reader finds the fault
+    if suffix in _KINDS:  # the reader reports the error
         return _KINDS[suffix]
-    read = ".npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5"
-    raise FileError(f"its first bytes are those of no format that dlx reads: {read}")
+    raise FileError("unknown file format (supported: .npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet, HDF5)")
 
 
 def _has_user_block(file: File) -> bool:
-    """Return whether HDF5 begins after a block of another program, of 512, 1,024, 2,048 and so on bytes."""
+    """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
     at = 512
     while at < file.size:
         if os.pread(file.handle.fileno(), len(HDF5), at) == HDF5:
@@ -98,7 +97,7 @@ _MODULES = {".safetensors": "safetensors", ".gguf": "gguf", "HDF5": "hdf5", ".np
 
 
 def _find_reader(kind: str) -> Callable[[File], Contents]:
-    """Return the reader of a kind; modules are loaded when a file of their kind is met."""
+    """Import the reader of a format."""
     module = importlib.import_module(f"dlx._files.{_MODULES[kind]}")
     found: Callable[[File], Contents] = getattr(module, f"read_{kind.removeprefix('.').lower()}")
     return found
@@ -106,7 +105,7 @@ def _find_reader(kind: str) -> Callable[[File], Contents]:
 
 @contextmanager
 def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
-    """Yield a file and its contents, then those of the files that an index names; they are closed afterwards."""
+    """Read a file and the files listed in an index; yield each with its contents, and close them afterwards."""
     if kind != INDEX:
         yield [(file, _find_reader(kind)(file))]
         return
@@ -122,12 +121,12 @@ def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]
                 wanted = set(names)
                 missing = wanted - {each.name for each in found.entries}
                 if missing:
-                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which the index says it has")
+                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
             except FileError as error:
                 raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
             except OSError as error:
-                raise FileError(f"{one_line(place, 80)}, which it names, cannot be opened: {error.strerror}") from error
-            # A tensor that the index finds in another file is a stale copy; one that it does not know counts.
+                raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
+            # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
             entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
             parts[-1] = shard, found._replace(entries=entries)
         yield parts

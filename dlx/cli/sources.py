@@ -33,7 +33,7 @@ from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, DType, contigu
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._files.arrow_torch import load_checkpoint
-from dlx._files.header import MAX_BYTES, MAX_NDIM, File, StoredArray, import_reader, reader_error
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
 from dlx._files.mapping import map_file
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import INDEX
@@ -194,7 +194,7 @@ def _opened(path: Path, readonly: Readonly) -> list[Entry]:
     return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
 
 
-def _stored_entry(stored: StoredArray, arrays: dict[str, Any]) -> Entry:
+def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
     return Entry(
         stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, stored.offset,
         stored.swapped, sentences(stored.refused, stored.fix), stored.notes, obj=arrays.get(stored.name),
