@@ -1,5 +1,5 @@
-/* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. An imported one is
- * wrapped; an exported one is a thin shell around one of our managed tensors. */
+/* The only file that accesses DLManagedTensor, the struct from before DLPack 1.0. Imported ones are
+ * wrapped; exported ones are thin shells around a managed tensor of dlx. */
 
 #include "allocate.h"
 
@@ -15,7 +15,7 @@ static void drop_shell(DLManagedTensor* self) {
 int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out) {
   DLManagedTensor* shell = dlx_allocate(sizeof *shell);
   if (shell == NULL) return DLX_E_MEMORY;
-  shell->dl_tensor = made->dl_tensor; /* shape and strides live as long as `made` */
+  shell->dl_tensor = made->dl_tensor;
   shell->manager_ctx = made;
   shell->deleter = drop_shell;
   *out = shell;

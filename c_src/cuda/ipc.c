@@ -1,4 +1,4 @@
-/* Device memory of several processes, by the driver's IPC handles or by descriptors. */
+/* Sharing device memory between processes, by the driver's IPC handles or by descriptors. */
 
 #define _GNU_SOURCE
 
@@ -9,14 +9,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef SYS_pidfd_open /* the same numbers on every machine */
+#ifndef SYS_pidfd_open /* the same on all architectures */
 #define SYS_pidfd_open 434
 #endif
 #ifndef SYS_pidfd_getfd
 #define SYS_pidfd_getfd 438
 #endif
 
-/* CUDA_ENTERED, with a driver that can share memory. */
+/* CUDA_ENTERED, for a driver that can share memory. */
 #define SHARING_ENTERED(device_id) \
   DLX_TRY(dlx_cuda_load());        \
   DLX_TRY(cuda_can_share());       \
@@ -32,7 +32,7 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
   return DLX_OK;
 }
 
-/* ---- one allocation: made here, or opened ---------------------------------------------------- */
+/* ---- an allocation: created here, or opened -------------------------------------------------- */
 
 typedef struct {
   int32_t device;
@@ -56,7 +56,7 @@ void dlx_ipc_release(void* owner) {
   free(self);
 }
 
-/* Map an allocation, whose mapping keeps it. Owns: takes the allocation, also on failure. */
+/* Map an allocation; the mapping keeps it alive. Owns: takes the allocation, also on failure. */
 static int map(memory* self, cu_allocation allocation) {
   cu_pool_access access = {{CU_LOCATION_DEVICE, self->device}, CU_ACCESS_READ_WRITE};
   int mapped = 0, status = CUDA(MemAddressReserve, &self->address, self->size, 0, 0, 0);
@@ -72,7 +72,7 @@ static int map(memory* self, cu_allocation allocation) {
   return status;
 }
 
-/* Make memory with a descriptor. */
+/* Create memory with a descriptor. */
 static int create(memory* self) {
   cu_allocation_properties properties = {.kind = CU_ALLOCATION_PINNED,
                                          .handles = CU_DESCRIPTOR,
@@ -90,13 +90,12 @@ static int allocate(memory* self, const unsigned char* unused_handle, int unused
   (void)unused_handle, (void)unused_fd;
   SHARING_ENTERED(self->device);
   DLX_TRY(cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes));
-  if (yes) return CUDA(MemAlloc, &self->address, self->size); /* plain memory: DLX_IPC_NONE */
+  if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
   DLX_TRY(cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes));
   self->kind = DLX_IPC_DESCRIPTOR;
   return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
 }
 
-/* Open the memory that another process has exported. */
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
   cu_allocation made = 0;
   SHARING_ENTERED(self->device);
@@ -104,18 +103,18 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
     DLX_TRY(CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR));
     return map(self, made);
   }
-  cu_ipc given;
-  memcpy(given.bytes, handle, sizeof given.bytes);
-  DLX_TRY(CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS));
-  /* The giver of a handle may say any size: the driver knows it. */
+  cu_ipc exported;
+  memcpy(exported.bytes, handle, sizeof exported.bytes);
+  DLX_TRY(CUDA(IpcOpenMemHandle, &self->address, exported, CU_IPC_PEERS));
+  /* Do not trust the exporter's size: ask the driver. */
   int status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
   if (status != DLX_OK) cu.IpcCloseMemHandle(self->address);
   return status;
 }
 
 /* Owns, Errors: as dlx_ipc_open. */
-static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
-                const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
+static int new_memory(memory like, int (*fill)(memory*, const unsigned char*, int),
+                      const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = like;
@@ -130,13 +129,13 @@ static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
 
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  return make(like, allocate, NULL, 0, owner, address);
+  return new_memory(like, allocate, NULL, 0, owner, address);
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
-  DLX_TRY(make(like, open_memory, handle, fd, owner, address));
+  DLX_TRY(new_memory(like, open_memory, handle, fd, owner, address));
   *size = (int64_t)((memory*)*owner)->size;
   return DLX_OK;
 }
@@ -146,7 +145,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   cu_address at = (cu_address)(uintptr_t)address, start = 0;
   unsigned long long handles = 0;
   size_t length = 0;
-  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
+  char legacy[8] = {0}; /* a bool, of the driver's size */
   int by_handle = 0;
   SHARING_ENTERED(device_id);
   DLX_TRY(CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at));
@@ -158,7 +157,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   *size = (int64_t)length;
   *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
   if (by_handle || !(handles & CU_DESCRIPTOR)) return DLX_OK;
-  cu_allocation found = 0; /* none if the memory is of a pool */
+  cu_allocation found = 0; /* fails for memory of a pool */
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
   if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
     return DLX_OK;
@@ -194,16 +193,16 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
 
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;
-  cu_ipc given;
+  cu_ipc exported;
   SHARING_ENTERED(device_id);
   DLX_TRY(CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
   int status = CUDA(EventRecord, made, cuda_stream(stream));
-  if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
+  if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &exported, made);
   if (status != DLX_OK) {
     cu.EventDestroy(made);
     return status;
   }
-  memcpy(handle, given.bytes, sizeof given.bytes);
+  memcpy(handle, exported.bytes, sizeof exported.bytes);
   *event = made;
   return DLX_OK;
 }
@@ -217,11 +216,11 @@ void dlx_ipc_event_drop(int32_t device_id, void* event) {
 
 int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
-  cu_ipc given;
-  memcpy(given.bytes, handle, sizeof given.bytes);
+  cu_ipc exported;
+  memcpy(exported.bytes, handle, sizeof exported.bytes);
   SHARING_ENTERED(device_id);
-  DLX_TRY(CUDA(IpcOpenEventHandle, &event, given));
-  int status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
+  DLX_TRY(CUDA(IpcOpenEventHandle, &event, exported));
+  int status = dlx_cuda_wait_event(device_id, event); /* keeps the event's current state */
   cu.EventDestroy(event);
   return status;
 }

@@ -1,5 +1,5 @@
-/* Memory on devices, and copies to, from and between them, on a stream. The driver copies bytes,
- * rows and boxes; any other layout takes several calls, up to a limit. */
+/* Device memory, and copies to, from and between devices, on a stream. The driver copies bytes,
+ * rows and boxes; other layouts take several calls, up to a limit. */
 
 #include "driver.h"
 #include "core/allocate.h"
@@ -9,16 +9,16 @@
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* Bytes that an unused pool keeps: more takes so long to copy that allocating it adds little. */
-enum { KEPT = 256 << 20 };
+/* Bytes that an unused pool keeps. Copying more takes so long that allocation adds little. */
+enum { POOL_BYTES = 256 << 20 };
 
-static char none; /* its address stands for a device that has no pools */
-#define NO_POOL ((cu_pool)(void*)&none)
+static char no_pool; /* marks a device without pools */
+#define NO_POOL ((cu_pool)(void*)&no_pool)
 
-static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* NULL = not asked yet */
+static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* NULL = unknown */
 
-/* Let every device that can reach the memory of a pool use it. Copies work without, too. */
-static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
+/* Let all devices that can access a pool's memory use it. Copies also work without. */
+static void allow_peers(cu_pool pool, int32_t device_id, int device) {
   cu_pool_access access[DLX_MAX_DEVICES];
   size_t n = 0;
   int32_t count = 0;
@@ -33,20 +33,20 @@ static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
   if (n > 0) cu.MemPoolSetAccess(pool, access, n);
 }
 
-/* cuda_once_lock is held. */
-static int make_pool(int32_t device_id, cu_pool* pool) {
+/* The caller holds cuda_once_lock. */
+static int create_pool(int32_t device_id, cu_pool* pool) {
   int device = 0, status = CUDA(DeviceGet, &device, device_id);
   if (status != DLX_OK) return status;
   cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                                    .where = {CU_LOCATION_DEVICE, device}};
   DLX_TRY(CUDA(MemPoolCreate, pool, &properties));
-  uint64_t kept = KEPT;
-  cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &kept); /* slower without */
-  open_to_peers(*pool, device_id, device);
+  uint64_t bytes = POOL_BYTES;
+  cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &bytes); /* otherwise it is slow */
+  allow_peers(*pool, device_id, device);
   return DLX_OK;
 }
 
-/* Find dlx's pool of a device, which is current, or make it; NO_POOL if the device has none. */
+/* Find or create dlx's pool of the current device; NO_POOL if the device has no pools. */
 static int find_pool(int32_t device_id, cu_pool* pool) {
   int status = DLX_OK, has_pools = 0;
   *pool = atomic_load(&pools[device_id]);
@@ -57,7 +57,7 @@ static int find_pool(int32_t device_id, cu_pool* pool) {
     *pool = NO_POOL;
     if (cu.MemPoolCreate && cuda_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK &&
         has_pools)
-      status = make_pool(device_id, pool);
+      status = create_pool(device_id, pool);
     if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
   }
   cuda_once_end();
@@ -72,7 +72,7 @@ typedef struct {
   uint64_t stream; /* of the pool's allocation; 0 = not from a pool */
 } block;
 
-/* In stream order to a pool; else the driver waits for the device. */
+/* A pool frees in stream order; otherwise the driver waits for the device. */
 static void release_block(void* owner) {
   block* self = owner;
   int mode;
@@ -121,7 +121,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   block* made;
   DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
   DLX_TRY(dlx_cuda_load());
-  dlx_cuda_release_pending(); /* what is done makes room */
+  dlx_cuda_release_pending(); /* makes room */
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
   DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
@@ -139,36 +139,36 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
+enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; all devices support more */ };
 
 typedef struct {
   int32_t from_device, to_device; /* -1 = the host */
-  cu_stream stream;               /* of a device that is entered */
+  cu_stream stream;               /* of the current device */
   const DLTensor *from, *to;
   uint64_t flags;
 } transfer;
 
-static cu_address at(const char* address) {
+static cu_address to_address(const char* address) {
   return (cu_address)(uintptr_t)address;
 }
 
 static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes) {
   cu_context from_context = NULL, to_context = NULL;
   if (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device)
-    return CUDA(MemcpyAsync, at(to), at(from), nbytes, t->stream);
+    return CUDA(MemcpyAsync, to_address(to), to_address(from), nbytes, t->stream);
   DLX_TRY(cuda_primary(t->from_device, &from_context));
   DLX_TRY(cuda_primary(t->to_device, &to_context));
-  return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, t->stream);
+  return CUDA(MemcpyPeerAsync, to_address(to), to_context, to_address(from), from_context, nbytes,
+              t->stream);
 }
 
-/* Copy rows of `width` bytes. */
 static int copy_rows(const transfer* t, char* to, const char* from, const dlx_axis* rows,
                      size_t width) {
   cu_box box = {.from_type = CU_MEMORY_UNIFIED,
-                .from_device = at(from),
+                .from_device = to_address(from),
                 .from_pitch = (size_t)rows->from,
                 .to_type = CU_MEMORY_UNIFIED,
-                .to_device = at(to),
+                .to_device = to_address(to),
                 .to_pitch = (size_t)rows->to,
                 .width = width,
                 .height = (size_t)rows->extent};
@@ -183,22 +183,22 @@ static int copy_rows(const transfer* t, char* to, const char* from, const dlx_ax
   return CUDA(Memcpy2DAsync, &box, t->stream);
 }
 
-/* Whether one call can copy the rows: forward, apart from each other, on one device. */
+/* Return 1 if one call can copy the rows: ascending, disjoint, on one device. */
 static int is_box(const transfer* t, const dlx_axis* rows, int64_t width) {
   return rows->from >= width && rows->to >= width && rows->from <= MAX_PITCH &&
          rows->to <= MAX_PITCH &&
          (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device);
 }
 
-/* One call for each index of the first `n` axes, of `width` bytes or a box of such rows. */
+/* One call for each index of the first `n` axes, for `width` bytes or a box of such rows. */
 typedef struct {
   int64_t width;
   const dlx_axis* rows; /* NULL: no box */
   int n;
 } parts;
 
-/* Errors: DLX_E_SCATTERED if it would take too many calls. */
-static int divide(const transfer* t, const dlx_axis* axes, int n, int64_t item, parts* p) {
+/* Errors: DLX_E_SCATTERED = too many calls. */
+static int plan_calls(const transfer* t, const dlx_axis* axes, int n, int64_t item, parts* p) {
   int64_t calls = 1;
   *p = (parts){.width = item};
   if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) p->width *= axes[--n].extent;
@@ -220,11 +220,11 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) 
   parts p;
   dlx_fresh_strides(from, keep_order, strides);
   to.strides = strides;
-  return divide(&t, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
+  return plan_calls(&t, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
 }
 
-/* Begin a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
-static int copy(const transfer* t) {
+/* Start a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
+static int start_copy(const transfer* t) {
   const DLTensor *from = t->from, *to = t->to;
   int64_t index[DLX_MAX_NDIM] = {0}, item = dlx_itemsize(from->dtype, t->flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
@@ -233,7 +233,7 @@ static int copy(const transfer* t) {
   if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
-  int status = divide(t, axes, dlx_axes(from, to, item, axes), item, &p);
+  int status = plan_calls(t, axes, dlx_axes(from, to, item, axes), item, &p);
   if (status != DLX_OK) return status;
   do {
     status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
@@ -242,21 +242,21 @@ static int copy(const transfer* t) {
   return status;
 }
 
-/* Pack rows of the host first. */
+/* Pack host memory first. */
 static int send_packed(transfer t) {
-  DLTensor like = *t.to; /* its layout, so that the copy is one run if the target is compact */
+  DLTensor like = *t.to; /* keep its layout: one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
   DLX_TRY(dlx_managed_empty(&like, t.flags, 1, &packed));
   int status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
   t.from = &packed->dl_tensor;
-  if (status == DLX_OK) status = copy(&t);
+  if (status == DLX_OK) status = start_copy(&t);
   if (status == DLX_OK) status = CUDA(StreamSynchronize, t.stream);
   dlx_managed_release(packed);
   return status;
 }
 
-/* Copy the bytes from the first to the last element in one piece, and gather them on the host. */
+/* Copy all bytes from the first to the last element, and gather the elements on the host. */
 static int fetch_whole(const transfer* t) {
   int64_t low, high;
   DLTensor here = *t->from;
@@ -287,9 +287,9 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   transfer t = {from_device, to_device, cuda_stream(stream), from, to, flags};
   CUDA_ENTERED(down ? from_device : to_device);
   if (wait) DLX_TRY(cuda_can_wait(stream));
-  int status = copy(&t); /* which may wait for pageable memory */
+  int status = start_copy(&t); /* may wait for pageable memory */
   if (status == DLX_E_SCATTERED && (up || down)) {
-    if (!wait) DLX_TRY(cuda_can_wait(stream)); /* the host takes part in this one */
+    if (!wait) DLX_TRY(cuda_can_wait(stream)); /* this one involves the host */
     return up ? send_packed(t) : fetch_whole(&t);
   }
   return status == DLX_OK && wait ? CUDA(StreamSynchronize, t.stream) : status;

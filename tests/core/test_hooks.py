@@ -10,10 +10,10 @@ from dlx._core import native
 @pytest.mark.parametrize(
     ("hooks", "said"),
     [
-        ({"keeper": print}, "there is no hook 'keeper'"),
-        ({"stream_keeper": 3}, "the hook stream_keeper cannot be a int"),
-        ({"errors": []}, "the hook errors cannot be a list"),
-        ({"device": (1, 0)}, "the hook device cannot be a tuple"),
+        ({"keeper": print}, "unknown hook 'keeper'"),
+        ({"stream_keeper": 3}, "hook stream_keeper cannot be of type int"),
+        ({"errors": []}, "hook errors cannot be of type list"),
+        ({"device": (1, 0)}, "hook device cannot be of type tuple"),
     ],
 )
 def test_what_is_no_hook_is_refused(hooks, said):

@@ -33,7 +33,7 @@ def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
     source.write_text("int cuInit(unsigned f) { return (int)f; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(library))
-    with pytest.raises(DeviceError, match="too old, it has no cuGetErrorName"):
+    with pytest.raises(DeviceError, match="too old, it lacks cuGetErrorName"):
         driver.require()
 
 

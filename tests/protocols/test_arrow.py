@@ -309,18 +309,18 @@ HOSTILE = {
     "bytes": (lambda: column(1, 2, length=HUGE // 2), "do not fit 63 bits"),
     "nulls below -1": (lambda: column(1, 2, null_count=-2), "null count"),
     "more nulls than values": (lambda: column(1, 2, null_count=3), "null count"),
-    "nulls without a bitmap": (lambda: column(1, 2, null_count=1), "no bitmap"),
-    "no memory": (lambda: Gives(schema("i"), arrow_array(2, None, None)), "values and no memory"),
+    "nulls without a bitmap": (lambda: column(1, 2, null_count=1), "no validity bitmap"),
+    "no memory": (lambda: Gives(schema("i"), arrow_array(2, None, None)), "values but no memory"),
     "one buffer": (lambda: Gives(schema("i"), arrow_array(2, None)), "number of buffers"),
-    "no buffers": (lambda: column(1, 2, buffers=None), "it says how many buffers"),
+    "no buffers": (lambda: column(1, 2, buffers=None), "it has no buffers"),
     "children of numbers": (lambda: column(1, 2, n_children=1), "different numbers of children"),
     "no format": (lambda: Gives(schema("i", format=None), arrow_array(0, None, None)), "no format string"),
     "children below 0": (lambda: Gives(schema("+s", n_children=-1), arrow_array(0, None)), "or not its children"),
     "a missing child": (lambda: Gives(schema("+w:2", None), arrow_array(0, None)), "or not its children"),
-    "a list without a size": (lambda: Gives(schema("+w:", schema("i")), arrow_array(0, None)), "is no number"),
+    "a list without a size": (lambda: Gives(schema("+w:", schema("i")), arrow_array(0, None)), "is not a number"),
     "a list of a huge size": (
         lambda: Gives(schema(f"+w:{HUGE}0", schema("i")), arrow_array(0, None)),
-        "is no number",
+        "is not a number",
     ),
     "a list of two": (lambda: Gives(schema("+w:2", schema("i"), schema("i")), arrow_array(0, None)), "has one child"),
     "data without the child": (lambda: Gives(schema("+w:2", schema("i")), arrow_array(2, None)), "numbers of children"),
@@ -338,7 +338,7 @@ HOSTILE = {
         lambda: Gives(
             schema(f"+w:{HUGE}", schema("i")), arrow_array(2, None, children=[arrow_array(3, None, bytearray(12))])
         ),
-        "more values than fit",
+        "number of values does not fit",
     ),
     "a table without its columns": (
         lambda: Gives(schema("+s", schema("i", name="x")), arrow_array(2, None)),

@@ -1512,7 +1512,7 @@ def test_an_iterator_that_is_advanced_twice_at_once():
     class Asks(collections.UserList):
         def __iter__(self):
             for each in self.data:
-                with pytest.raises(ValueError, match="advanced elsewhere"):
+                with pytest.raises(ValueError, match="another thread is already using"):
                     next(results)
                 yield each
 
