@@ -18,7 +18,6 @@
   {text, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc}
 #define PY_END {NULL, NULL, 0, NULL}
 
-/* Run a statement without the GIL. */
 #define PY_WITHOUT_GIL(...)                     \
   do {                                          \
     PyThreadState* state = PyEval_SaveThread(); \
@@ -72,7 +71,6 @@ static inline const DLPackExchangeAPI* py_exchange_known(const DLPackExchangeAPI
   return NULL;
 }
 
-/* An exception, saved while foreign code may run. */
 typedef struct {
   PyObject *type, *value, *traceback;
 } py_pending;

@@ -11,7 +11,7 @@
  * handler waits for such threads. Each thread has a flag in its state: torch's threads release
  * without the GIL, and would contend for a shared counter. */
 static atomic_int stateless; /* such threads without a state (no memory) */
-static atomic_int closed;    /* no other thread may start */
+static atomic_int closed;
 
 int py_gil_take(PyGILState_STATE* state) {
   dlx_thread_state* own = dlx_state_of_thread();
@@ -24,7 +24,6 @@ int py_gil_take(PyGILState_STATE* state) {
 #endif
   int may_take = !atomic_load(&closed) && !is_going && Py_IsInitialized();
   if (may_take) *state = PyGILState_Ensure();
-  /* Python knows this thread now. */
   if (own)
     atomic_store_explicit(entering, 0, memory_order_release); /* only this thread writes to it */
   else

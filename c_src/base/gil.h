@@ -16,9 +16,9 @@ static inline int py_holds_gil(void) {
 #else
   /* Before 3.12, this is the state of the thread that holds the GIL. */
   const PyThreadState* current = _PyThreadState_UncheckedGet();
-  if (current == NULL) return 0; /* the cheaper check first */
+  if (current == NULL) return 0;
   const PyThreadState* own = PyGILState_GetThisThreadState();
-  if (own == NULL) return 0; /* a thread unknown to Python */
+  if (own == NULL) return 0;
   if (current == own) return 1;
   /* A thread has one state per interpreter. */
   return PyGILState_Check() && current->thread_id == PyThread_get_thread_ident();

@@ -7,7 +7,7 @@
 #include "view/view.h"
 
 int dlx_bind(uintptr_t module);
-PyMODINIT_FUNC dlx_cffi_module(void); /* cffi's PyInit__ffi, renamed by build_ffi.py */
+PyMODINIT_FUNC dlx_cffi_module(void);
 
 static PyMethodDef* const builtins[] = {
     py_hooks_functions,     py_capsule_functions, py_buffer_functions, py_make_functions,

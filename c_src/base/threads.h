@@ -45,7 +45,7 @@ static inline PyObject* py_dict_get(PyObject* dict, PyObject* key) {
 static inline PyObject* py_list_get(PyObject* list, Py_ssize_t i) {
 #ifdef Py_GIL_DISABLED
   PyObject* found = PyList_GetItemRef(list, i);
-  if (found == NULL) PyErr_Clear(); /* IndexError */
+  if (found == NULL) PyErr_Clear();
   return found;
 #else
   return i < PyList_GET_SIZE(list) ? Py_NewRef(PyList_GET_ITEM(list, i)) : NULL;

@@ -1,6 +1,6 @@
 /* Allocation, with failures for tests; see allocate.h. */
 
-#define _DEFAULT_SOURCE /* for madvise */
+#define _DEFAULT_SOURCE
 
 #include "allocate.h"
 
@@ -8,7 +8,6 @@
 
 static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none fails */
 
-/* Count one allocation; return 1 if it must fail. */
 static int is_failing(void) {
   int64_t left = atomic_load(&until_failure);
   while (left > 0 && !atomic_compare_exchange_weak(&until_failure, &left, left - 1)) continue;

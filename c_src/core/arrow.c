@@ -50,7 +50,7 @@ int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema) {
   return DLX_OK;
 }
 
-/* Return room for one more batch. Errors: NULL = no memory. */
+/* Errors: NULL = no memory. */
 static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   if (data->n_batches == data->room) {
     size_t bytes = (size_t)data->room * sizeof *data->batches;
@@ -88,7 +88,6 @@ int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_de
 #define HAS(stream, member) \
   ((stream)->is_host ? (stream)->of.host.member != NULL : (stream)->of.device.member != NULL)
 
-/* Read a stream to its end. Errors: as dlx_arrow_read. */
 static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
   struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
@@ -97,7 +96,7 @@ static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
       host ? host->get_schema(host, &data->schema) : device->get_schema(device, &data->schema);
   if (failed) data->schema.release = NULL;
   if (data->schema.release == NULL) return DLX_E_ARROW;
-  while (HAS(stream, release) && HAS(stream, get_next)) { /* a producer may reset them */
+  while (HAS(stream, release) && HAS(stream, get_next)) { /* a producer may clear them */
     struct ArrowDeviceArray* batch = next_batch(data);
     if (batch == NULL) return DLX_E_MEMORY;
     *batch = (struct ArrowDeviceArray){.device_type = host ? kDLCPU : device->device_type};
@@ -145,7 +144,7 @@ int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
   const char* at = schema->metadata;
   int32_t n = 0, size;
   if (at) memcpy(&n, at, sizeof n);
-  for (int64_t i = 0; i < 2 * (int64_t)n; i++, at += size) { /* keys and values */
+  for (int64_t i = 0; i < 2 * (int64_t)n; i++, at += size) {
     at += sizeof size;
     memcpy(&size, at, sizeof size);
     if (size < 0) return 1;
@@ -190,7 +189,6 @@ static int64_t parse_list_size(const char* format) {
   return size;
 }
 
-/* Set the type of a column. */
 static int read_type(const struct ArrowSchema* schema, dlx_arrow_column* out,
                      dlx_arrow_fault* fault) {
   out->ndim = 1;
@@ -216,7 +214,6 @@ static int read_type(const struct ArrowSchema* schema, dlx_arrow_column* out,
   return DLX_OK;
 }
 
-/* Count the zeros among `count` bits of a bitmap. */
 static int64_t count_zeros(const uint8_t* bits, int64_t start, int64_t count) {
   int64_t ones = 0, i = start, end = start + count;
   for (; i < end && i % 8; i++) ones += bits[i / 8] >> i % 8 & 1;
@@ -267,13 +264,12 @@ static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowA
     return fail(fault, "it has no validity bitmap, but a null count of", array->null_count);
   if (array->null_count == 0 || valid == NULL || count == 0) return DLX_OK;
   if (!on_host && array->null_count < 0)
-    return fail(fault, "the host cannot read its validity bitmap to count nulls", 0);
+    return fail(fault, "the host cannot read its bitmap, and its null count is", array->null_count);
   if (at->n_nulls == 0) /* nulls below a null do not count */
     at->n_nulls = on_host ? count_zeros(valid, at->start, count) : array->null_count;
   return DLX_OK;
 }
 
-/* Find the values of a column in one batch. The column's type is already set. */
 static int find_values(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int64_t column,
                        const dlx_arrow_column* type, span* at, dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
@@ -400,7 +396,6 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* ---- exported tensors ------------------------------------------------------------------------ */
 
-/* Return the format of a dtype; 0 = not in Arrow. */
 static char find_letter(DLDataType dtype) {
   for (int i = 0; i < FORMATS; i++) {
     if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
@@ -427,7 +422,7 @@ int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out) {
   if (tensor->ndim < 1) return DLX_E_NDIM;
   struct ArrowSchema* at = out;
   out->release = NULL;
-  for (int32_t i = 1; i <= tensor->ndim; i++) { /* outermost level first */
+  for (int32_t i = 1; i <= tensor->ndim; i++) {
     schema_level* level = dlx_allocate(sizeof *level);
     if (level == NULL) {
       if (out->release) release_schema(out);
@@ -439,7 +434,7 @@ int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out) {
       snprintf(level->format, sizeof level->format, "+w:%lld", (long long)tensor->shape[i]);
     *at = (struct ArrowSchema){.format = level->format,
                                .name = i > 1 ? "item" : "",
-                               .flags = ARROW_FLAG_NULLABLE, /* the default of Arrow libraries */
+                               .flags = ARROW_FLAG_NULLABLE,
                                .n_children = is_list,
                                .children = is_list ? level->children : NULL,
                                .release = release_schema,
@@ -451,7 +446,7 @@ int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out) {
 
 typedef struct {
   const void* buffers[2];
-  DLManagedTensorVersioned* memory; /* of the innermost level; NULL for others */
+  DLManagedTensorVersioned* memory;
   struct ArrowArray* children[1];
   struct ArrowArray child;
 } array_level;

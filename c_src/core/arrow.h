@@ -18,14 +18,14 @@
 /* A type. Its holder calls release once, a parent releases its children; NULL = released. */
 struct ArrowSchema {
   const char* format;
-  const char* name;     /* of a child; may be NULL */
+  const char* name;
   const char* metadata; /* keys and values, each after its length; may be NULL */
   int64_t flags;
   int64_t n_children;
   struct ArrowSchema** children;
   struct ArrowSchema* dictionary; /* type of the dictionary's values, or NULL */
   void (*release)(struct ArrowSchema*);
-  void* private_data; /* of the producer */
+  void* private_data;
 };
 
 /* Data of a type: `length` values, starting at index `offset` of the buffers. */
@@ -75,7 +75,6 @@ struct ArrowArrayStream {
 #ifndef ARROW_C_DEVICE_STREAM_INTERFACE
 #define ARROW_C_DEVICE_STREAM_INTERFACE
 
-/* The same for devices of one type. */
 struct ArrowDeviceArrayStream {
   int32_t device_type;
   int (*get_schema)(struct ArrowDeviceArrayStream*, struct ArrowSchema* out);
@@ -92,7 +91,6 @@ struct ArrowDeviceArrayStream {
 /* A type and all its batches; reference-counted. */
 typedef struct dlx_arrow dlx_arrow;
 
-/* An inconsistency, for an error message. */
 typedef struct {
   const char* what;
   int64_t found;
@@ -101,10 +99,10 @@ typedef struct {
 /* A column of all batches. */
 typedef struct {
   int is_numbers; /* 0: only `values` is set */
-  int is_packed;  /* bools, eight per byte */
+  int is_packed;
   DLDataType dtype;
-  int32_t ndim;                /* 1 + levels of fixed-size lists */
-  int64_t shape[DLX_MAX_NDIM]; /* of all batches */
+  int32_t ndim; /* 1 + levels of fixed-size lists */
+  int64_t shape[DLX_MAX_NDIM];
   DLDevice device;
   int64_t n_nulls;                  /* at the outermost level with nulls */
   int64_t n_chunks;                 /* batches with elements */
@@ -126,7 +124,6 @@ void dlx_arrow_drop(void* data);
 int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema);
 int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device);
 
-/* A stream that was moved out of its struct. */
 typedef struct {
   int is_host;
   union {
@@ -140,7 +137,7 @@ typedef struct {
  * DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and `message` is its text, or empty. */
 int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* message, size_t room);
 
-/* The type; the first event of a batch with elements, or NULL; 1 if it is a struct with columns. */
+/* The type; the first event of a batch with elements, or NULL; 1 = a struct with columns. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
 void* dlx_arrow_event(const dlx_arrow* data);
 int dlx_arrow_is_table(const dlx_arrow* data);

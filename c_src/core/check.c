@@ -61,7 +61,7 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
     if (padded && !consumer->takes_padded) found |= DLX_INCOMPATIBLE_PADDED;
     if (!padded && !consumer->takes_packed) found |= DLX_INCOMPATIBLE_PACKED;
   }
-  if (dlx_size(t) == 0) { /* no element to misplace or to write */
+  if (dlx_size(t) == 0) {
     if (t->data == NULL && !consumer->takes_null) found |= DLX_INCOMPATIBLE_NULL;
     if (!takes_extents(t, consumer)) found |= DLX_INCOMPATIBLE_EXTENTS;
     return found;

@@ -79,7 +79,6 @@ static void copy_rows(char* to, const char* from, const dlx_axis* outer, const d
 
 #ifdef __SSE2__
 
-/* Transpose 4 x 4 elements of 4 bytes: rows of `from` become columns of `to`. */
 static inline void transpose_4(char* to, int64_t to_row, const char* from, int64_t from_row) {
   __m128i a = _mm_loadu_si128((const void*)from);
   __m128i b = _mm_loadu_si128((const void*)(from + from_row));
@@ -93,7 +92,6 @@ static inline void transpose_4(char* to, int64_t to_row, const char* from, int64
   _mm_storeu_si128((void*)(to + 3 * to_row), _mm_unpackhi_epi64(high_ab, high_cd));
 }
 
-/* Transpose 2 x 2 elements of 8 bytes. */
 static inline void transpose_8(char* to, int64_t to_row, const char* from, int64_t from_row) {
   __m128i a = _mm_loadu_si128((const void*)from);
   __m128i b = _mm_loadu_si128((const void*)(from + from_row));
@@ -154,7 +152,7 @@ int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* a
   int64_t from_step = item, to_step = item;
   int n = 0;
   for (int32_t d = from->ndim - 1; d >= 0; d--) {
-    if (from->shape[d] == 1) continue; /* its stride has no meaning */
+    if (from->shape[d] == 1) continue;
     dlx_axis next = {from->shape[d], from->strides ? from->strides[d] * item : from_step,
                      to->strides ? to->strides[d] * item : to_step};
     from_step *= next.extent;
@@ -164,7 +162,7 @@ int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* a
     axes[at] = next;
   }
   int merged = 0;
-  for (int i = 1; i < n; i++) { /* merge an outer axis that continues the inner one */
+  for (int i = 1; i < n; i++) {
     dlx_axis* outer = &axes[merged];
     if (outer->from == axes[i].from * axes[i].extent && outer->to == axes[i].to * axes[i].extent) {
       *outer = (dlx_axis){outer->extent * axes[i].extent, axes[i].from, axes[i].to};

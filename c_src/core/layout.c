@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-/* The sizes of dlpack.h 1.3 on LP64. */
+/* dlpack.h 1.3 on LP64. */
 _Static_assert(sizeof(DLTensor) == 48, "DLTensor");
 _Static_assert(offsetof(DLTensor, shape) == 24, "DLTensor.shape");
 _Static_assert(sizeof(DLManagedTensor) == 64, "DLManagedTensor");
@@ -22,7 +22,6 @@ static int64_t item_bits(DLDataType dtype) {
   return (int64_t)dtype.bits * dtype.lanes;
 }
 
-/* Round up without overflow. */
 static int64_t round_to_bytes(int64_t bits) {
   return bits / 8 + (bits % 8 != 0);
 }
@@ -151,7 +150,7 @@ void dlx_normalize_strides(const DLTensor* t, int64_t* out) {
     dlx_compact_strides(t->ndim, t->shape, out);
     return;
   }
-  int64_t bits = item_bits(t->dtype), step = 1; /* of the next dimension */
+  int64_t bits = item_bits(t->dtype), step = 1;
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     out[i] = t->shape[i] == 1 && is_huge(t->strides[i], bits) ? step : t->strides[i];
     if (__builtin_mul_overflow(out[i], t->shape[i], &step) || is_huge(step, bits)) step = 1;
@@ -179,7 +178,7 @@ void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) 
     *low *= item;
     *high = (*high + 1) * item;
   } else {
-    *low = -round_to_bytes(-*low * item_bits(t->dtype)); /* round away from the first element */
+    *low = -round_to_bytes(-*low * item_bits(t->dtype));
     *high = round_to_bytes((*high + 1) * item_bits(t->dtype));
   }
 }
@@ -240,7 +239,7 @@ const char* dlx_compiler(void) {
 }
 
 const char* dlx_compile_flags(void) {
-#ifdef DLX_COMPILE_FLAGS /* set by build_ffi.py */
+#ifdef DLX_COMPILE_FLAGS
   return DLX_COMPILE_FLAGS;
 #else
   return "";

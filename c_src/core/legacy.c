@@ -15,7 +15,7 @@ static void drop_shell(DLManagedTensor* self) {
 int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out) {
   DLManagedTensor* shell = dlx_allocate(sizeof *shell);
   if (shell == NULL) return DLX_E_MEMORY;
-  shell->dl_tensor = made->dl_tensor;
+  shell->dl_tensor = made->dl_tensor; /* shape and strides live as long as `made` */
   shell->manager_ctx = made;
   shell->deleter = drop_shell;
   *out = shell;

@@ -1,7 +1,7 @@
 /* Copying with several threads, and starting dlx's threads. */
 
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* for sched_getaffinity */
+#define _GNU_SOURCE
 #endif
 #include "copy.h"
 
@@ -60,7 +60,7 @@ void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* ax
                        int64_t nbytes, int64_t item) {
   int threads = choose_threads(axes, n, nbytes, item), started = 0;
   part parts[MAX_THREADS];
-  int64_t done = 0; /* along the outermost axis */
+  int64_t done = 0;
   for (; started < threads - 1; started++) {
     part* p = &parts[started];
     *p = (part){.to = to + done * axes[0].to, .from = from + done * axes[0].from, .n = n};

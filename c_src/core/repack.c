@@ -15,7 +15,7 @@ static uint8_t read_bits(packed from, int64_t index) {
   const uint8_t* byte = from.at + bit / 8;
   int shift = (int)(bit % 8);
   unsigned word = byte[0];
-  if (shift + from.bits > 8) word |= (unsigned)byte[1] << 8; /* continues in the next byte */
+  if (shift + from.bits > 8) word |= (unsigned)byte[1] << 8;
   return (uint8_t)(word >> shift & ((1u << from.bits) - 1));
 }
 
@@ -36,7 +36,7 @@ static uint8_t* first_byte(const DLTensor* t) {
 /* Visit the padded side in row-major order; the packed side is contiguous. */
 static void repack_each(packed dense, const DLTensor* loose, int packs) {
   dlx_axis axes[DLX_MAX_NDIM];
-  int64_t index[DLX_MAX_NDIM] = {0}, i = 0, below = 1; /* elements of the inner dimensions */
+  int64_t index[DLX_MAX_NDIM] = {0}, i = 0, below = 1;
   for (int32_t d = loose->ndim - 1; d >= 0; below *= loose->shape[d--]) {
     int64_t stride = loose->strides ? loose->strides[d] : below;
     axes[d] = (dlx_axis){loose->shape[d], 0, loose->shape[d] == 1 ? 0 : stride};

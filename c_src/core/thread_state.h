@@ -29,10 +29,8 @@ typedef struct dlx_thread_state {
   char apart[64]; /* keeps states on different cache lines */
 } dlx_thread_state;
 
-/* All states; the list only grows. */
 extern _Atomic(dlx_thread_state*) dlx_thread_states;
 
-/* The current thread's state, or NULL. */
 extern FEW_WORDS dlx_thread_state* dlx_own_state;
 
 /* Give the current thread a state. GIL: not needed. Errors: NULL = no memory. */

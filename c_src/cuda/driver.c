@@ -15,9 +15,9 @@ static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static atomic_int initialised; /* the table is filled and cuInit succeeded */
-static atomic_int forked;      /* this is a child of a process that had initialised the driver */
-static atomic_int ending;      /* exit handlers run: the driver may disappear at any time */
+static atomic_int initialised;
+static atomic_int forked;
+static atomic_int ending; /* exit handlers run: the driver may disappear at any time */
 static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 
 /* ---- errors: a message for each thread ------------------------------------------------------- */
@@ -145,7 +145,7 @@ static int fill_table(void) {
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
-  if (!has_pools) found.MemPoolCreate = NULL; /* all or nothing */
+  if (!has_pools) found.MemPoolCreate = NULL;
   cu = found;
   return DLX_OK;
 }
@@ -168,7 +168,7 @@ static int initialise(void) {
     if (status != DLX_OK) return status;
   }
   int code = cu.Init(0);
-  if (code == CU_NOT_INITIALIZED) return report_forked(); /* initialised before the fork */
+  if (code == CU_NOT_INITIALIZED) return report_forked(); /* another library used CUDA */
   if (code == CU_NO_DEVICE) return report_no_driver("the driver sees no device");
   if (code != CU_OK) return cuda_failed("cuInit", code);
   if (!watched++) atexit(at_exit); /* runs before the driver's exit handlers, which are older */
@@ -202,7 +202,6 @@ int dlx_cuda_count(int32_t* count) {
   return status;
 }
 
-/* Get the driver's number of a device. */
 static int find_device(int32_t device_id, int* device) {
   int32_t count = 0;
   DLX_TRY(dlx_cuda_count(&count));
@@ -288,7 +287,7 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   if (status != DLX_OK) return status;
   cu_address at = (cu_address)(uintptr_t)address;
   int code = query_pointer(at, &type, &managed, &ordinal);
-  if (code == CU_INVALID_CONTEXT) { /* no device is current */
+  if (code == CU_INVALID_CONTEXT) {
     DLX_TRY(dlx_cuda_push(0));
     code = query_pointer(at, &type, &managed, &ordinal);
     dlx_cuda_pop();

@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef SYS_pidfd_open /* the same on all architectures */
+#ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
 #ifndef SYS_pidfd_getfd
@@ -32,7 +32,7 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
   return DLX_OK;
 }
 
-/* ---- an allocation: created here, or opened -------------------------------------------------- */
+/* ---- an allocation --------------------------------------------------------------------------- */
 
 typedef struct {
   int32_t device;
@@ -72,7 +72,6 @@ static int map(memory* self, cu_allocation allocation) {
   return status;
 }
 
-/* Create memory with a descriptor. */
 static int create(memory* self) {
   cu_allocation_properties properties = {.kind = CU_ALLOCATION_PINNED,
                                          .handles = CU_DESCRIPTOR,
@@ -112,7 +111,6 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   return status;
 }
 
-/* Owns, Errors: as dlx_ipc_open. */
 static int new_memory(memory like, int (*fill)(memory*, const unsigned char*, int),
                       const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);

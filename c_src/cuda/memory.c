@@ -12,10 +12,10 @@
 /* Bytes that an unused pool keeps. Copying more takes so long that allocation adds little. */
 enum { POOL_BYTES = 256 << 20 };
 
-static char no_pool; /* marks a device without pools */
+static char no_pool;
 #define NO_POOL ((cu_pool)(void*)&no_pool)
 
-static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* NULL = unknown */
+static _Atomic(cu_pool) pools[DLX_MAX_DEVICES];
 
 /* Let all devices that can access a pool's memory use it. Copies also work without. */
 static void allow_peers(cu_pool pool, int32_t device_id, int device) {
@@ -41,7 +41,7 @@ static int create_pool(int32_t device_id, cu_pool* pool) {
                                    .where = {CU_LOCATION_DEVICE, device}};
   DLX_TRY(CUDA(MemPoolCreate, pool, &properties));
   uint64_t bytes = POOL_BYTES;
-  cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &bytes); /* otherwise it is slow */
+  cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &bytes);
   allow_peers(*pool, device_id, device);
   return DLX_OK;
 }
@@ -84,7 +84,6 @@ static void release_block(void* owner) {
   free(self);
 }
 
-/* Owns: `self` holds the memory. Errors: as dlx_cuda_load. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
   CUDA_ENTERED(self->device);
@@ -121,7 +120,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   block* made;
   DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
   DLX_TRY(dlx_cuda_load());
-  dlx_cuda_release_pending(); /* makes room */
+  dlx_cuda_release_pending();
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
   DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
@@ -142,8 +141,8 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; all devices support more */ };
 
 typedef struct {
-  int32_t from_device, to_device; /* -1 = the host */
-  cu_stream stream;               /* of the current device */
+  int32_t from_device, to_device;
+  cu_stream stream; /* of the current device */
   const DLTensor *from, *to;
   uint64_t flags;
 } transfer;
@@ -193,7 +192,7 @@ static int is_box(const transfer* t, const dlx_axis* rows, int64_t width) {
 /* One call for each index of the first `n` axes, for `width` bytes or a box of such rows. */
 typedef struct {
   int64_t width;
-  const dlx_axis* rows; /* NULL: no box */
+  const dlx_axis* rows;
   int n;
 } parts;
 
@@ -242,7 +241,6 @@ static int start_copy(const transfer* t) {
   return status;
 }
 
-/* Pack host memory first. */
 static int send_packed(transfer t) {
   DLTensor like = *t.to; /* keep its layout: one run if the target is compact */
   DLManagedTensorVersioned* packed;
@@ -287,9 +285,9 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   transfer t = {from_device, to_device, cuda_stream(stream), from, to, flags};
   CUDA_ENTERED(down ? from_device : to_device);
   if (wait) DLX_TRY(cuda_can_wait(stream));
-  int status = start_copy(&t); /* may wait for pageable memory */
+  int status = start_copy(&t);
   if (status == DLX_E_SCATTERED && (up || down)) {
-    if (!wait) DLX_TRY(cuda_can_wait(stream)); /* this one involves the host */
+    if (!wait) DLX_TRY(cuda_can_wait(stream));
     return up ? send_packed(t) : fetch_whole(&t);
   }
   return status == DLX_OK && wait ? CUDA(StreamSynchronize, t.stream) : status;

@@ -7,7 +7,7 @@
 /* ---- events, pooled by device ---------------------------------------------------------------- */
 
 enum { SPARE = 32 };
-static cu_event spare[DLX_MAX_DEVICES][SPARE]; /* guarded by cuda_event_lock */
+static cu_event spare[DLX_MAX_DEVICES][SPARE];
 static int n_spare[DLX_MAX_DEVICES];
 
 static int take_event(int32_t device, cu_event* event) {
@@ -63,7 +63,6 @@ int cuda_can_wait(uint64_t stream) {
   return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
 }
 
-/* Return the id of a stream's capture; 0 = unknown. */
 static uint64_t get_capture(uint64_t stream) {
   int state = CU_CAPTURE_NONE;
   uint64_t id = 0;
@@ -124,7 +123,6 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
 
 static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
 
-/* Return dlx's own stream of a device; 0 = not yet created. */
 static uint64_t get_own_stream(int32_t device_id) {
   return device_id >= 0 && device_id < DLX_MAX_DEVICES ? atomic_load(&own_streams[device_id]) : 0;
 }
@@ -244,8 +242,7 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   int captures;
   CUDA_PUSHED(device_id);
   DLX_TRY(cuda_is_capturing(stream, &captures));
-  if (captures)
-    return is_finished(ready) ? DLX_OK : DLX_E_CAPTURE; /* finished: no edge in the graph */
+  if (captures) return is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
   return ready->event ? wait_for(ready->event, stream)
                       : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
 }
@@ -273,14 +270,14 @@ typedef struct use {
   uint64_t stream;
   int is_substitute; /* `stream` is the legacy stream, which waits for the real one */
   int waits;         /* `release` waits for the device */
-  cu_event event;    /* NULL: not yet recorded */
+  cu_event event;
   struct use* next;
 } use;
 
 typedef struct queue { /* of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
-  int waits; /* see `use` */
+  int waits;
   use *first, *last;
   struct queue* next;
 } queue;
@@ -315,7 +312,6 @@ int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_releas
   return status;
 }
 
-/* Release the owner. The caller must not hold a lock. */
 static void finish(use* self) {
   return_event(self->device, self->event);
   if (self->release) self->release(self->owner);
@@ -355,7 +351,7 @@ static int is_done(use* self) {
     if (code != CU_OK) {
       reject_event(self->device, self->event);
       self->event = NULL;
-      /* The event's handle may be invalid; a query of a destroyed stream tells. */
+      /* The event's handle may be invalid; the next query detects a destroyed stream. */
       return code != CU_INVALID_HANDLE && is_final(code);
     }
     if (!self->is_substitute) return 0;
@@ -390,7 +386,7 @@ static int append(use* self) {
 
 void dlx_use_release(void* object) {
   use* self = object;
-  if (cuda_is_child()) { /* the driver cannot be called here */
+  if (cuda_is_child()) {
     free(self);
     return;
   }
@@ -417,7 +413,7 @@ void dlx_use_release(void* object) {
   finish(self);
 }
 
-/* Move finished owners from a queue to a list. The caller holds cuda_lock. */
+/* The caller holds cuda_lock. */
 static void take_finished(queue* at, use** done) {
   int code = push_device(at->device);
   if (!is_final(code)) return;
@@ -432,7 +428,7 @@ static void take_finished(queue* at, use** done) {
   if (code == CU_OK) dlx_cuda_pop();
 }
 
-/* Release finished owners; with `may_wait` also those whose release makes the driver wait. */
+/* With `may_wait`, also release owners for which the driver waits. */
 static int64_t release_finished(int may_wait) {
   if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
   use* done = NULL;

@@ -38,7 +38,7 @@ static PyObject* raise_export_error(int status, const DLManagedTensorVersioned* 
                     "code %d with %d bits and %d lanes in this layout",
                     tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
   if (status == DLX_E_NDIM)
-    return py_raise(status, "cannot export this dlx.Tensor to Arrow: it has no dimension");
+    return py_raise(status, "cannot export this dlx.Tensor to Arrow: it has 0 dimensions");
   if (status == DLX_E_COPY)
     return py_raise(status, "cannot export this dlx.Tensor to Arrow: it is not row-major");
   return py_raise(status, NULL);

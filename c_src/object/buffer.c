@@ -14,7 +14,7 @@
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "extents are handed on as they are");
 
-static char no_elements[16]; /* address of tensors without elements */
+static char no_elements[16];
 
 /* Formats of PEP 3118 and `struct`: those that dlx writes, then aliases. The width must match, too:
  * ctypes marks a native 'l' with '<' although it is not 4 bytes wide; unions use 'B'. */
@@ -96,7 +96,6 @@ static int check_view(PyObject* self, const DLManagedTensorVersioned* m, int fla
   return -1;
 }
 
-/* Check that a view is contiguous as requested. */
 static int check_order(const Py_buffer* view, int flags) {
   const char* order = NULL;
   if ((flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS ||
@@ -114,26 +113,26 @@ static int check_order(const Py_buffer* view, int flags) {
 }
 
 int py_buffer_get(PyObject* self, Py_buffer* view, int flags) {
-  DLManagedTensorVersioned *made = py_tensor_managed(self), *held;
+  DLManagedTensorVersioned *made = py_tensor_managed(self), *shared;
   view->obj = NULL;
   if (made == NULL || check_view(self, made, flags) < 0) return -1;
-  if (py_check(dlx_managed_share(made, NULL, made->flags, &held)) < 0) return -1;
-  DLTensor* t = &held->dl_tensor;
-  int64_t itemsize = dlx_itemsize(t->dtype, held->flags);
+  if (py_check(dlx_managed_share(made, NULL, made->flags, &shared)) < 0) return -1;
+  DLTensor* t = &shared->dl_tensor;
+  int64_t itemsize = dlx_itemsize(t->dtype, shared->flags);
   scale_strides(t, itemsize);
   *view = (Py_buffer){
       .buf = t->data ? t->data : no_elements,
-      .len = dlx_nbytes(t, held->flags),
+      .len = dlx_nbytes(t, shared->flags),
       .itemsize = itemsize,
-      .readonly = (held->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0,
+      .readonly = (shared->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0,
       .ndim = t->ndim,
       .format = (char*)find_format(t->dtype),
       .shape = t->ndim ? (Py_ssize_t*)t->shape : NULL,
       .strides = t->ndim ? (Py_ssize_t*)t->strides : NULL,
-      .internal = held,
+      .internal = shared,
   };
   if (check_order(view, flags) < 0) {
-    dlx_managed_release(held);
+    dlx_managed_release(shared);
     return -1;
   }
   if (!(flags & PyBUF_FORMAT)) view->format = NULL;
@@ -149,7 +148,6 @@ void py_buffer_release(PyObject* self, Py_buffer* view) {
 
 /* ---- buffers of any object ------------------------------------------------------------------- */
 
-/* The byte order mark of other machines. */
 enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
 
 /* Errors: -1 without an exception: not numbers in native byte order. */

@@ -92,7 +92,7 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
   int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
   if (copied < 0) return NULL;
   int is_cuda = dlx_is_cuda(base->dl_tensor.device);
-  if (is_cuda && device.device_type == kDLCPU) { /* needs a copy */
+  if (is_cuda && device.device_type == kDLCPU) {
     if (value[COPY] != Py_None && !copied)
       return py_raise(DLX_E_COPY,
                       "cannot export device memory to the host without a copy. Pass copy=None.");
@@ -131,7 +131,7 @@ PyObject* py_tensor_dlpack_device(PyObject* self, PyObject* unused) {
 
 /* ---- the exchange table ---------------------------------------------------------------------- */
 
-/* Return the name of the builtin exception for a status, for SetError. GIL: not needed. */
+/* GIL: not needed. */
 static const char* name_exception(int status) {
   switch (status) {
     case DLX_E_MEMORY:
@@ -178,7 +178,6 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* e
 static DLManagedTensorVersioned* move_to_own_stream(void* tensor) {
   DLManagedTensorVersioned* m = py_tensor_managed(tensor);
   if (m == NULL || !dlx_is_cuda(m->dl_tensor.device)) return m;
-  /* The move may have replaced the managed tensor. */
   return py_cuda_to_own_stream((TensorObject*)tensor) < 0 ? NULL : py_tensor_managed(tensor);
 }
 

@@ -91,7 +91,7 @@ void py_tensor_dealloc(PyObject* self) {
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
     PyObject* owner = find_sole_owner(tensor);
-    if (owner && py_is_held(owner)) { /* the usual case: frees nothing, runs no Python */
+    if (owner && py_is_held(owner)) {
       dlx_managed_own(tensor->managed, NULL, NULL);
       dlx_managed_release(tensor->managed);
       Py_DECREF(owner);

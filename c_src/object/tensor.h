@@ -18,8 +18,8 @@ typedef struct {
   int is_on_own_stream; /* device memory in use on dlx's own stream, see py_cuda_to_own_stream */
 } TensorObject;
 
-/* Static, like every type with many short-lived objects: objects of heap types count a reference to
- * the type, which threads would contend for. */
+/* Static, like all types with many short-lived objects: objects of heap types count references to
+ * their type, which threads would contend for. */
 extern PyTypeObject py_tensor_type;
 
 /* dlx_release for a Python object: takes the GIL on any thread, keeps a pending exception, and
@@ -78,14 +78,12 @@ extern PyMethodDef py_buffer_functions[];
 
 /* ---- object/arrow.c -------------------------------------------------------------------------- */
 
-/* Methods __arrow_c_array__ and __arrow_c_schema__: new capsules over the tensor's memory. */
 PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
                          PyObject* names);
 PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused);
 
 /* ---- object/dlpack.c ------------------------------------------------------------------------- */
 
-/* Methods __dlpack__ and __dlpack_device__. */
 PyObject* py_tensor_dlpack(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
                            PyObject* names);
 PyObject* py_tensor_dlpack_device(PyObject* tensor, PyObject* unused);
@@ -94,7 +92,6 @@ extern const DLPackExchangeAPI py_tensor_table;
 
 /* ---- object/type.c --------------------------------------------------------------------------- */
 
-/* Create the type and add it to a module. */
 int py_tensor_init(PyObject* module);
 
 #endif

@@ -125,9 +125,9 @@ static PyObject* tensor_repr(PyObject* self) {
 static PyObject* tensor_array(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                               PyObject* names) {
   PyObject *all[3] = {self}, *hook = py_hook(py_hooks.array, "__array__");
-  Py_ssize_t given = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
-  if (hook == NULL || !py_args("__array__", given, 0, 2)) return NULL;
-  for (Py_ssize_t i = 0; i < given; i++) all[i + 1] = args[i];
+  Py_ssize_t n = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
+  if (hook == NULL || !py_args("__array__", n, 0, 2)) return NULL;
+  for (Py_ssize_t i = 0; i < n; i++) all[i + 1] = args[i];
   return PyObject_Vectorcall(hook, all, (size_t)nargs + 1, names);
 }
 
@@ -194,7 +194,6 @@ PyDoc_STRVAR(
     "Create one with dlx.convert(obj, to='dlx'). DLPack consumers import it; host memory also\n"
     "supports the buffer protocol.");
 
-/* Add the exchange table to the type's dict, since the type is immutable. */
 static int publish_table(void) {
   PyObject* capsule = PyCapsule_New((void*)&py_tensor_table, "dlpack_exchange_api", NULL);
   if (capsule == NULL) return -1;

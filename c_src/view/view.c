@@ -11,12 +11,12 @@
 
 typedef struct {
   /* Set once, by slots_init, so readers need no new reference: */
-  PyObject_HEAD PyObject* source;   /* the viewed container */
+  PyObject_HEAD PyObject* source;
   PyObject *handler, *scope, *path; /* see View */
   PyObject* slots;                  /* {index or key: (element, result)}; set last, cleared first */
-  PyObject* fast;                   /* View._fast, or NULL */
-  PyObject* me;                     /* see View; NULL = None */
-  PyObject* is_tracing;             /* the target adapter's is_tracing; NULL = None */
+  PyObject* fast;
+  PyObject* me;         /* see View; NULL = None */
+  PyObject* is_tracing; /* the target adapter's is_tracing; NULL = None */
   /* For containers that an adapter declares; NULL for others: */
   PyObject* fixed;          /* exact type of the keys whose elements never change */
   PyObject* getter;         /* getter(key): the element, faster than source[key] */
@@ -29,7 +29,6 @@ typedef struct {
  * options of the fast path). */
 enum { N_FAST = 10 };
 
-/* Return 1 if `getter` and `unchanged` accept a key. */
 static int is_str_or_index(PyObject* key) {
   if (!PyLong_CheckExact(key)) return PyUnicode_CheckExact(key);
   int overflow;
@@ -122,7 +121,6 @@ static int store(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key,
   return is_noted;
 }
 
-/* Errors: NULL without an exception. */
 static PyObject* get_fast(SlotsObject* view) {
   PyObject* fast;
   PY_LOCKED(view)
@@ -135,7 +133,7 @@ static PyObject* get_fast(SlotsObject* view) {
  * the element is already known, has no pair or fails, or another thread stored it. */
 static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
   if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
-  if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* Python removes old slots */
+  if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* removes old slots */
   PyObject *callable = PyTuple_GET_ITEM(fast, 0), *to = PyTuple_GET_ITEM(fast, 1);
   PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), py_name_back);
   Py_XDECREF(back);
@@ -198,14 +196,14 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
   if (!PySlice_Check(key) && view->slots && !is_tracing(view)) {
     PyObject *slot = py_dict_get(view->slots, key), *result = NULL;
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
-      result = find_result(view, slot, key); /* the source may run Python, too */
+      result = find_result(view, slot, key);
     } else if (slot == NULL && !PyErr_Occurred()) {
       result = convert_at(view, key);
       if (result == NULL && py_error_forget() < 0) return NULL;
     }
     Py_XDECREF(slot);
     if (result) return result;
-    if (PyErr_Occurred()) { /* raised by the source or the key */
+    if (PyErr_Occurred()) {
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
         return NULL;
       PyErr_Clear(); /* handled or raised again below */
@@ -215,7 +213,6 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
   return PyObject_CallMethodOneArg(self, py_name_missed, key);
 }
 
-/* For C code that treats a view as a sequence. */
 static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   PyObject* key = PyLong_FromSsize_t(i);
   PyObject* result = key ? slots_get(self, key) : NULL;
@@ -241,10 +238,10 @@ static Py_ssize_t slots_size(PyObject* self) {
 /* Iterator over the results of a sequence view. Elements of lists, tuples and `getter`s are read by
  * index, since they may be cached; others come from the source's iterator. */
 typedef struct {
-  PyObject_HEAD SlotsObject* view; /* strong; NULL at the end */
-  PyObject* elements;              /* the source's iterator; strong, or NULL */
-  atomic_flag is_advancing;        /* a thread is calling the source's iterator */
-  Py_ssize_t next, size;           /* size of a source that never changes, else -1 */
+  PyObject_HEAD SlotsObject* view;
+  PyObject* elements;
+  atomic_flag is_advancing;
+  Py_ssize_t next, size; /* size of a source that never changes, else -1 */
 } ResultsObject;
 
 static PyTypeObject results_type;
@@ -294,7 +291,7 @@ static PyObject* results_next(PyObject* object) {
     is_more = (element = advance(self, &next)) != NULL;
   } else if (is_more) {
     size = self->size < 0 ? PyObject_Size(view->source) : self->size;
-    PY_LOCKED(object) /* threads that share the iterator get different numbers */
+    PY_LOCKED(object)
     is_more = self->next < size;
     if (is_more) next = self->next++;
     PY_UNLOCKED()

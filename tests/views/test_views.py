@@ -1491,7 +1491,7 @@ def test_what_a_view_is_made_of_stays(arrays):
         def __eq__(self, other):
             with pytest.raises(AttributeError, match="readonly"):
                 del view._source
-            with pytest.raises(TypeError, match="made once"):
+            with pytest.raises(TypeError, match="initialised only once"):
                 view.__init__([], view._handler, view._scope, view._path)
             for name in ("_slots", "_handler", "_scope", "_path"):
                 with pytest.raises(AttributeError, match="readonly"):
