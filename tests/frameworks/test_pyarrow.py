@@ -144,7 +144,7 @@ def test_several_chunks_are_combined(np):
     assert result.tolist() == [0, 1, 2, 3, 4, 5, 4, 5] and result.flags.writeable
     plan = dlx.plan(source, to="numpy")
     assert (plan.outcome, plan.nbytes) == ("copied", 32) and "2 chunks" in plan.steps[0].why
-    with pytest.raises(errors.CopyRequiredError, match="it lies in 2 chunks"):
+    with pytest.raises(errors.CopyRequiredError, match="it consists of 2 chunks"):
         dlx.convert(source, to="numpy", copy=False)
     pairs = pa.chunked_array([lists([[1, 2]], 2), lists([[3, 4], [5, 6]], 2)])
     assert dlx.convert(pairs, to="numpy").tolist() == [[1, 2], [3, 4], [5, 6]]
