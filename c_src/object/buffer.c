@@ -72,16 +72,18 @@ static void scale_strides(DLTensor* t, int64_t itemsize) {
 static int check_view(PyObject* self, const DLManagedTensorVersioned* m, int flags) {
   const DLTensor* t = &m->dl_tensor;
   if (!dlx_host_readable(t->device.device_type)) {
-    py_raise(DLX_E_DEVICE, "cannot export a buffer of this dlx.Tensor: it is on device (%d, %d)",
+    py_raise(DLX_E_DEVICE,
+             "cannot export a buffer of this dlx.Tensor: it is on device (%d, %d), not on the host",
              t->device.device_type, t->device.device_id);
   } else if (find_format(t->dtype) == NULL) {
     PyObject* dtype = PyObject_GetAttrString(self, "dtype");
     if (dtype)
-      py_raise(DLX_E_DTYPE, "cannot export a buffer of this dlx.Tensor: no format for %S", dtype);
+      py_raise(DLX_E_DTYPE,
+               "cannot export a buffer of this dlx.Tensor: buffers have no format for %S", dtype);
     Py_XDECREF(dtype);
   } else if (t->ndim > PyBUF_MAX_NDIM) {
     py_raise(DLX_E_NDIM,
-             "cannot export a buffer of this dlx.Tensor: it has %d dimensions, more than %d",
+             "cannot export a buffer of this dlx.Tensor: it has %d dimensions, buffers at most %d",
              t->ndim, PyBUF_MAX_NDIM);
   } else if ((flags & PyBUF_WRITABLE) && (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) {
     py_raise(DLX_E_READONLY, "cannot export a writable buffer of this dlx.Tensor: it is read-only");

@@ -54,8 +54,7 @@ static int check_request(PyObject* stream, PyObject* dl_device, DLDevice* device
 
 enum { STREAM, MAX_VERSION, DL_DEVICE, COPY, KEYWORDS };
 
-/* Return the number of a keyword, or KEYWORDS. Names in calls are interned: compare pointers
- * first. */
+/* Return the number of a keyword, or KEYWORDS. Names are interned: compare pointers first. */
 static int find_keyword(PyObject* name) {
   PyObject* const known[KEYWORDS] = {py_name_stream, py_name_max_version, py_name_dl_device,
                                      py_name_copy};
@@ -87,8 +86,10 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
   if (versioned < 0 || check_request(value[STREAM], value[DL_DEVICE], &device) < 0) return NULL;
   if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) &&
       dlx_itemsize(base->dl_tensor.dtype, 0) == 0)
-    return py_raise(DLX_E_FLAGS,
-                    "cannot export padded elements in a legacy capsule. Pass max_version=(1, 0).");
+    return py_raise(
+        DLX_E_FLAGS,
+        "cannot export padded elements in a legacy capsule, which has no flag for them. "
+        "Pass max_version=(1, 0).");
   int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
   if (copied < 0) return NULL;
   int is_cuda = dlx_is_cuda(base->dl_tensor.device);
@@ -111,7 +112,8 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
         dlx_nbytes(&base->dl_tensor, base->flags) > 0) /* memory without bytes cannot be written */
       return py_raise(
           DLX_E_READONLY,
-          "cannot export read-only memory in a legacy capsule. Pass max_version=(1, 0).");
+          "cannot export read-only memory in a legacy capsule, which has no flag for it. "
+          "Pass max_version=(1, 0).");
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     int status = dlx_managed_share(base, NULL, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
