@@ -176,7 +176,7 @@ def test_the_wrong_struct_is_noticed_by_its_numbers(counting, legacy):
 @pytest.mark.parametrize(
     ("ptr", "error", "message"),
     [
-        (0, ProtocolError, "no DLManagedTensorVersioned at NULL"),
+        (0, ProtocolError, "DLManagedTensorVersioned \\* is NULL"),
         (None, ProtocolError, "NULL"),
         (ffi.NULL, ProtocolError, "NULL"),
         (ctypes.c_void_p(), ProtocolError, "NULL"),
