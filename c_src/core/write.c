@@ -3,7 +3,8 @@
 
 #define _GNU_SOURCE
 
-#include "copy.h"
+#include "dlx.h"
+#include "workers.h"
 
 #include <errno.h>
 #include <stdatomic.h>

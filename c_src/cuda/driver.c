@@ -204,7 +204,8 @@ int dlx_cuda_count(int32_t* count) {
 
 static int find_device(int32_t device_id, int* device) {
   int32_t count = 0;
-  DLX_TRY(dlx_cuda_count(&count));
+  int status = dlx_cuda_count(&count);
+  if (status != DLX_OK) return status;
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
     report("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
            count);
@@ -219,18 +220,20 @@ int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
 }
 
 int cuda_primary(int32_t device_id, cu_context* context) {
-  DLX_TRY(dlx_cuda_load());
+  int device = 0, status = dlx_cuda_load();
+  if (status != DLX_OK) return status;
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load(&primaries[device_id]);
     if (*context) return DLX_OK;
   }
-  int device = 0;
-  DLX_TRY(find_device(device_id, &device));
-  CUDA_RELAXED(); /* this may allocate */
-  DLX_TRY(CUDA(DevicePrimaryCtxRetain, context, device));
+  status = find_device(device_id, &device);
+  if (status != DLX_OK) return status;
+  int before = cuda_relax(); /* this may allocate */
+  status = CUDA(DevicePrimaryCtxRetain, context, device);
+  cuda_unrelax(before);
   /* Two threads may both retain it, which is harmless: it is never released. */
-  atomic_store(&primaries[device_id], *context);
-  return DLX_OK;
+  if (status == DLX_OK) atomic_store(&primaries[device_id], *context);
+  return status;
 }
 
 int dlx_cuda_entered(int32_t device_id) {
@@ -288,7 +291,8 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   cu_address at = (cu_address)(uintptr_t)address;
   int code = query_pointer(at, &type, &managed, &ordinal);
   if (code == CU_INVALID_CONTEXT) {
-    DLX_TRY(dlx_cuda_push(0));
+    status = dlx_cuda_push(0);
+    if (status != DLX_OK) return status;
     code = query_pointer(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }
