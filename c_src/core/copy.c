@@ -148,7 +148,7 @@ static int comes_before(const dlx_axis* a, const dlx_axis* b) {
   return llabs(a->from) > llabs(b->from);
 }
 
-int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes) {
+int dlx_find_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes) {
   int64_t from_step = item, to_step = item;
   int n = 0;
   for (int32_t d = from->ndim - 1; d >= 0; d--) {
@@ -204,7 +204,7 @@ static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64
   } while (dlx_next(axes, n - 2, index, &to, &from));
 }
 
-int dlx_same_elements(const DLTensor* a, const DLTensor* b) {
+int dlx_has_same_elements(const DLTensor* a, const DLTensor* b) {
   if (a->ndim != b->ndim || a->ndim > DLX_MAX_NDIM ||
       memcmp(&a->dtype, &b->dtype, sizeof a->dtype) != 0)
     return 0;
@@ -214,15 +214,15 @@ int dlx_same_elements(const DLTensor* a, const DLTensor* b) {
   return 1;
 }
 
-int dlx_alike(const DLTensor* from, const DLTensor* to) {
+int dlx_check_alike(const DLTensor* from, const DLTensor* to) {
   if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type))
     return DLX_E_DEVICE;
-  return dlx_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
+  return dlx_has_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
 }
 
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   enum { SMALL = 4 << 10 }; /* bytes; sorting the axes would take longer than the copy */
-  int status = dlx_alike(from, to);
+  int status = dlx_check_alike(from, to);
   if (status != DLX_OK || dlx_size(from) == 0) return status;
   char* target = (char*)to->data + to->byte_offset;
   const char* source = (const char*)from->data + from->byte_offset;
@@ -235,7 +235,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];
-  int n = dlx_axes(from, to, item, axes);
+  int n = dlx_find_axes(from, to, item, axes);
   dlx_copy_in_parts(copy_planes, target, source, axes, n, nbytes, item);
   return DLX_OK;
 }

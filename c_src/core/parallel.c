@@ -27,7 +27,7 @@ static void* run_part(void* argument) {
 static int choose_threads(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
   int is_run = n > 0 && axes[n - 1].from == item && axes[n - 1].to == item;
   if (n == 0 || nbytes < (is_run ? MIN_RUN : MIN_STRIDED)) return 1;
-  int cores = dlx_cores(), most = cores < MAX_THREADS ? cores : MAX_THREADS;
+  int cores = dlx_count_cores(), most = cores < MAX_THREADS ? cores : MAX_THREADS;
   return axes[0].extent < most ? (int)axes[0].extent : most;
 }
 
@@ -44,7 +44,7 @@ void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* ax
     memcpy(p->axes, axes, (size_t)n * sizeof *axes);
     int64_t extent = (axes[0].extent - done) / (threads - started);
     p->axes[0].extent = extent; /* before it runs: it may reorder its axes */
-    if (dlx_thread_start(&p->thread, run_part, p) != 0) break; /* copy the rest here */
+    if (dlx_start_thread(&p->thread, run_part, p) != 0) break; /* copy the rest here */
     done += extent;
   }
   if (n) axes[0].extent -= done;

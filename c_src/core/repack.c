@@ -53,7 +53,7 @@ static void repack_each(packed dense, const DLTensor* loose, int packs) {
 }
 
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {
-  int status = dlx_alike(from, to);
+  int status = dlx_check_alike(from, to);
   if (status != DLX_OK) return status;
   int packs = dlx_itemsize(to->dtype, to_flags) == 0;
   if (from->dtype.bits >= 8 || from->dtype.lanes != 1 ||

@@ -152,8 +152,8 @@ int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int
   write_job w = {.fd = fd, .mapping = mapping, .size = size, .runs = runs, .count = count};
   if (mapping == NULL) return write_between(&w, 0, size);
   pthread_t helper;
-  int is_helped =
-      size >= MIN_THREADED && dlx_cores() > 1 && dlx_thread_start(&helper, write_pieces, &w) == 0;
+  int is_helped = size >= MIN_THREADED && dlx_count_cores() > 1 &&
+                  dlx_start_thread(&helper, write_pieces, &w) == 0;
   write_pieces(&w);
   if (is_helped) pthread_join(helper, NULL);
   errno = w.failed;

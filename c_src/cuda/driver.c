@@ -37,7 +37,7 @@ __attribute__((format(printf, 1, 2))) static void report(const char* format, ...
   va_end(values);
 }
 
-int cuda_failed(const char* operation, int code) {
+int cuda_fail(const char* operation, int code) {
   const char *name = NULL, *text = NULL;
   if (cu.GetErrorName && cu.GetErrorName(code, &name) != CU_OK) name = NULL;
   if (cu.GetErrorString && cu.GetErrorString(code, &text) != CU_OK) text = NULL;
@@ -155,7 +155,7 @@ int cuda_can_share(void) {
     void* function;
     memcpy(&function, (char*)&cu + entries[i].offset, sizeof function);
     if (entries[i].kind == SHARING && function == NULL)
-      return cuda_failed(entries[i].name, CU_NOT_FOUND);
+      return cuda_fail(entries[i].name, CU_NOT_FOUND);
   }
   return DLX_OK;
 }
@@ -170,7 +170,7 @@ static int initialise(void) {
   int code = cu.Init(0);
   if (code == CU_NOT_INITIALIZED) return report_forked(); /* another library used CUDA */
   if (code == CU_NO_DEVICE) return report_no_driver("the driver sees no device");
-  if (code != CU_OK) return cuda_failed("cuInit", code);
+  if (code != CU_OK) return cuda_fail("cuInit", code);
   if (!watched++) atexit(at_exit); /* runs before the driver's exit handlers, which are older */
   atomic_store(&initialised, 1);
   return DLX_OK;
@@ -219,7 +219,7 @@ int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
   return status == DLX_OK ? CUDA(DeviceGetName, name, room, device) : status;
 }
 
-int cuda_primary(int32_t device_id, cu_context* context) {
+int cuda_get_primary(int32_t device_id, cu_context* context) {
   int device = 0, status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
@@ -243,7 +243,7 @@ int dlx_cuda_entered(int32_t device_id) {
 
 int dlx_cuda_push(int32_t device_id) {
   cu_context context = NULL;
-  int status = cuda_primary(device_id, &context);
+  int status = cuda_get_primary(device_id, &context);
   return status == DLX_OK ? CUDA(CtxPushCurrent, context) : status;
 }
 
@@ -252,7 +252,7 @@ void dlx_cuda_pop(void) {
   if (dlx_cuda_loaded()) cu.CtxPopCurrent(&popped);
 }
 
-int cuda_attribute(int32_t device_id, int attribute, int* value) {
+int cuda_get_attribute(int32_t device_id, int attribute, int* value) {
   int device = 0, status = CUDA(DeviceGet, &device, device_id);
   return status == DLX_OK ? CUDA(DeviceGetAttribute, value, attribute, device) : status;
 }
@@ -300,7 +300,7 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
     *device = (DLDevice){kDLCPU, 0};
     return DLX_OK;
   }
-  if (code != CU_OK) return cuda_failed("cuPointerGetAttribute", code);
+  if (code != CU_OK) return cuda_fail("cuPointerGetAttribute", code);
   int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
   *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
   return DLX_OK;

@@ -91,13 +91,13 @@ static int create(memory* self) {
 static int allocate(memory* self, const unsigned char* unused_handle, int unused_fd) {
   int yes = 0;
   (void)unused_handle, (void)unused_fd;
-  int status = cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
+  int status = cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
   if (status != DLX_OK) return status;
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
-  status = cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
+  status = cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
   if (status != DLX_OK) return status;
   self->kind = DLX_IPC_DESCRIPTOR;
-  return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
+  return yes ? create(self) : cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
 }
 
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
@@ -153,7 +153,7 @@ static int find_descriptor(cu_address start, int* kind) {
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
   if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
     return DLX_OK;
-  if (code != CU_OK) return cuda_failed("cuMemRetainAllocationHandle", code);
+  if (code != CU_OK) return cuda_fail("cuMemRetainAllocationHandle", code);
   *kind = DLX_IPC_DESCRIPTOR;
   cu.MemRelease(found);
   return DLX_OK;
@@ -173,7 +173,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
   if (status == DLX_OK && legacy[0])
-    status = cuda_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
+    status = cuda_get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
   *base = (uintptr_t)start;
   *size = (int64_t)length;
   *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;

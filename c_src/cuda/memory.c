@@ -56,8 +56,8 @@ static int find_pool(int32_t device_id, cu_pool* pool) {
   *pool = atomic_load(&pools[device_id]);
   if (*pool == NULL) {
     *pool = NO_POOL;
-    if (cu.MemPoolCreate && cuda_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK &&
-        has_pools)
+    if (cu.MemPoolCreate &&
+        cuda_get_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK && has_pools)
       status = create_pool(device_id, pool);
     if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
   }
@@ -102,7 +102,7 @@ static int allocate(block* self, size_t nbytes, uint64_t stream) {
   char operation[80];
   snprintf(operation, sizeof operation, "%s of %zu bytes on cuda:%d",
            pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", nbytes, self->device);
-  return cuda_failed(operation, code);
+  return cuda_fail(operation, code);
 }
 
 /* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
@@ -124,7 +124,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   uint64_t stream;
   DLTensor fresh;
   block* made;
-  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  int status = dlx_describe_fresh(like, flags, keep_order, strides, &fresh);
   if (status == DLX_OK) status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   dlx_cuda_release_pending();
@@ -137,7 +137,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   fresh.data = (void*)(uintptr_t)made->address;
   void* owner = made;
   dlx_release release = made->stream ? release_block : dlx_use_release;
-  if (!made->stream) status = cuda_use_waiting(device_id, stream, made, release_block, &owner);
+  if (!made->stream) status = cuda_new_waiting_use(device_id, stream, made, release_block, &owner);
   if (status != DLX_OK) release = release_block;
   if (status == DLX_OK) status = dlx_managed_new(&fresh, flags, owner, release, out);
   if (status != DLX_OK) release(owner);
@@ -163,8 +163,8 @@ static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes
   cu_context from_context = NULL, to_context = NULL;
   if (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device)
     return CUDA(MemcpyAsync, to_address(to), to_address(from), nbytes, t->stream);
-  int status = cuda_primary(t->from_device, &from_context);
-  if (status == DLX_OK) status = cuda_primary(t->to_device, &to_context);
+  int status = cuda_get_primary(t->from_device, &from_context);
+  if (status == DLX_OK) status = cuda_get_primary(t->to_device, &to_context);
   if (status != DLX_OK) return status;
   return CUDA(MemcpyPeerAsync, to_address(to), to_context, to_address(from), from_context, nbytes,
               t->stream);
@@ -228,7 +228,7 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) 
   parts p;
   dlx_fresh_strides(from, keep_order, strides);
   to.strides = strides;
-  return plan_calls(&t, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
+  return plan_calls(&t, axes, dlx_find_axes(from, &to, item, axes), item, &p) != DLX_OK;
 }
 
 /* Start a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
@@ -241,7 +241,7 @@ static int start_copy(const transfer* t) {
   if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
-  int status = plan_calls(t, axes, dlx_axes(from, to, item, axes), item, &p);
+  int status = plan_calls(t, axes, dlx_find_axes(from, to, item, axes), item, &p);
   if (status != DLX_OK) return status;
   do {
     status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
@@ -288,7 +288,7 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   if ((up && !dlx_host_readable(from->device.device_type)) ||
       (down && !dlx_host_readable(to->device.device_type)) || (up && down))
     return DLX_E_DEVICE;
-  if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
+  if (!dlx_has_same_elements(from, to)) return DLX_E_MISMATCH;
   if (dlx_size(from) == 0) return DLX_OK;
   int32_t from_device = up ? -1 : from->device.device_id;
   int32_t to_device = down ? -1 : to->device.device_id;

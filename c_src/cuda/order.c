@@ -57,7 +57,7 @@ static int ask_capturing(uint64_t stream, int* yes) {
 
 int cuda_is_capturing(uint64_t stream, int* yes) {
   int code = ask_capturing(stream, yes);
-  return cuda_checked("cuStreamIsCapturing", code);
+  return cuda_check("cuStreamIsCapturing", code);
 }
 
 int cuda_can_wait(uint64_t stream) {
@@ -84,7 +84,7 @@ static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
-/* As dlx_cuda_order, between two streams, the first of whose devices is current. */
+/* Like dlx_cuda_order, for different streams; `from_device` is current. */
 static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   int here = 0, there = 0, hop = from_device != to_device;
   cu_event event;
@@ -321,7 +321,7 @@ static atomic_int_least64_t n_waiting;
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
   cu_context context = NULL; /* retain it now: a release must not wait, and cannot report errors */
-  int status = cuda_primary(device_id, &context);
+  int status = cuda_get_primary(device_id, &context);
   if (status != DLX_OK) return status;
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
@@ -339,13 +339,14 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   return DLX_OK;
 }
 
-int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
-                     void** out) {
+int cuda_new_waiting_use(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
+                         void** out) {
   int status = dlx_use_new(device_id, stream, owner, release, NULL, NULL, out);
   if (status == DLX_OK) ((use*)*out)->waits = 1;
   return status;
 }
 
+/* The caller must not hold a lock: a release may run anything. */
 static void finish(use* self) {
   return_event(self->device, self->event);
   if (self->release) self->release(self->owner);
@@ -356,8 +357,8 @@ static void finish(use* self) {
 /* Make a device current. Errors: the driver's code. */
 static int push_device(int32_t device_id) {
   cu_context context = NULL;
-  return cuda_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
-                                                     : CU_INVALID_CONTEXT;
+  return cuda_get_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
+                                                         : CU_INVALID_CONTEXT;
 }
 
 /* Return 1 if a code means that nothing uses the memory any more: the work is finished, or its
@@ -480,7 +481,7 @@ static int64_t release_finished(int may_wait) {
     }
   }
   pthread_mutex_unlock(&cuda_lock);
-  while (done) { /* a release may run anything, including this function */
+  while (done) {
     use* self = done;
     done = self->next;
     finish(self);

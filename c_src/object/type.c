@@ -191,8 +191,8 @@ static PyMethodDef methods[] = {
 PyDoc_STRVAR(
     tensor_doc,
     "A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.\n\n"
-    "Create one with dlx.convert(obj, to='dlx'). DLPack consumers import it; host memory also\n"
-    "supports the buffer protocol.");
+    "Create one with dlx.convert(obj, to='dlx'). Any DLPack consumer imports it; host memory is\n"
+    "also a buffer.");
 
 static int publish_table(void) {
   PyObject* capsule = PyCapsule_New((void*)&py_tensor_table, "dlpack_exchange_api", NULL);
