@@ -17,13 +17,13 @@ static const char k_device_stream[] = "arrow_device_array_stream";
 static const char k_data[] = "dlx_arrow"; /* a dlx_arrow; never leaves dlx */
 
 /* A producer's release may run Python. GIL: needed; a pending error is kept. */
-static void drop(dlx_arrow* data) {
+static void drop_data(dlx_arrow* data) {
   py_pending pending = py_pending_save();
   dlx_arrow_drop(data);
   py_pending_restore(pending);
 }
 
-static void* pointer_of(PyObject* capsule, const char* name) {
+static void* read_pointer(PyObject* capsule, const char* name) {
   if (PyCapsule_IsValid(capsule, name)) return PyCapsule_GetPointer(capsule, name);
   if (PyCapsule_CheckExact(capsule)) {
     const char* found = PyCapsule_GetName(capsule);
@@ -41,15 +41,15 @@ static int check_moved(int status) {
 }
 
 /* Move a pair of capsules. */
-static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
+static int move_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
     py_raise(DLX_E_ARROW, "expected a pair of Arrow capsules, found %.200s",
              Py_TYPE(pair)->tp_name);
     return -1;
   }
   PyObject* capsules[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
-  struct ArrowSchema* schema = pointer_of(capsules[0], k_schema);
-  void* array = schema ? pointer_of(capsules[1], name) : NULL;
+  struct ArrowSchema* schema = read_pointer(capsules[0], k_schema);
+  void* array = schema ? read_pointer(capsules[1], name) : NULL;
   if (array == NULL) return -1;
   int status;
   PY_LOCKED(capsules[0]) /* of several threads one moves it */
@@ -64,10 +64,10 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
 }
 
 /* Move a stream, read it to its end and release it. */
-static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
+static int read_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   char why[512];
   int status;
-  void* held = pointer_of(capsule, name);
+  void* held = read_pointer(capsule, name);
   if (held == NULL) return -1;
   dlx_arrow_stream stream = {.is_host = name == k_stream};
   PY_LOCKED(capsule) /* as above */
@@ -85,15 +85,15 @@ static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
 }
 
 /* Take all that one method of an object gives. Owns: the caller has the only count. */
-static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
+static dlx_arrow* call_and_move(PyObject* obj, PyObject* method, const char* name) {
   PyObject* given = PyObject_CallMethodNoArgs(obj, method);
   if (given == NULL) return NULL;
   dlx_arrow* data = dlx_arrow_new();
   int is_stream = name == k_stream || name == k_device_stream;
   if (data == NULL) {
     PyErr_NoMemory();
-  } else if ((is_stream ? take_stream(data, given, name) : take_pair(data, given, name)) < 0) {
-    drop(data);
+  } else if ((is_stream ? read_stream(data, given, name) : move_pair(data, given, name)) < 0) {
+    drop_data(data);
     data = NULL;
   }
   py_drop(given);
@@ -101,10 +101,10 @@ static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
 }
 
 static void destroy_data(PyObject* capsule) {
-  drop(PyCapsule_GetPointer(capsule, k_data));
+  drop_data(PyCapsule_GetPointer(capsule, k_data));
 }
 
-static PyObject* open_by(PyObject* obj, PyObject* method) {
+static PyObject* open_with(PyObject* obj, PyObject* method) {
   static const struct {
     const char *method, *name;
   } capsules[] = {{"__arrow_c_array__", k_array},
@@ -115,16 +115,16 @@ static PyObject* open_by(PyObject* obj, PyObject* method) {
   if (!PyUnicode_Check(method)) return PyErr_Format(PyExc_TypeError, "a method's name is a str");
   while (i < 4 && PyUnicode_CompareWithASCIIString(method, capsules[i].method) != 0) i++;
   if (i == 4) return PyErr_Format(PyExc_ValueError, "Arrow has no method %R", method);
-  dlx_arrow* data = take(obj, method, capsules[i].name);
+  dlx_arrow* data = call_and_move(obj, method, capsules[i].name);
   if (data == NULL) return NULL;
   PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
-  if (capsule == NULL) drop(data);
+  if (capsule == NULL) drop_data(data);
   return capsule;
 }
 
 PY_DOC(arrow_open, "Return all that one of an object's __arrow_c_*__ methods gives.");
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  return py_args("arrow_open", nargs, 2, 2) ? open_by(args[0], args[1]) : NULL;
+  return py_args("arrow_open", nargs, 2, 2) ? open_with(args[0], args[1]) : NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
@@ -140,7 +140,7 @@ static PyObject* read_bytes(const char** text) {
   return PyBytes_FromStringAndSize(bytes, size);
 }
 
-static PyObject* metadata_of(const char* text) {
+static PyObject* read_metadata(const char* text) {
   PyObject* found = PyDict_New();
   int32_t n = 0;
   if (found == NULL || text == NULL) return found;
@@ -155,28 +155,28 @@ static PyObject* metadata_of(const char* text) {
   return found;
 }
 
-static PyObject* decode(const char* text) {
+static PyObject* decode_text(const char* text) {
   return PyUnicode_DecodeUTF8(text ? text : "", text ? (Py_ssize_t)strlen(text) : 0, "replace");
 }
 
-static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known);
+static PyObject* describe_type_once(const struct ArrowSchema* schema, int levels, PyObject* known);
 
-static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject* known) {
+static PyObject* describe_type(const struct ArrowSchema* schema, int levels, PyObject* known) {
   if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
       (schema->n_children > 0 && schema->children == NULL))
     return py_raise(DLX_E_ARROW, "an Arrow type has no format string, or not its children");
   if (levels == MAX_LEVELS)
     return py_raise(DLX_E_ARROW, "an Arrow type is nested more than %d levels deep", MAX_LEVELS);
-  PyObject* metadata = metadata_of(schema->metadata);
+  PyObject* metadata = read_metadata(schema->metadata);
   PyObject* children = metadata ? PyList_New(0) : NULL;
   for (int64_t i = 0; children && i < schema->n_children; i++) {
-    PyObject* child = type_once(schema->children[i], levels + 1, known);
+    PyObject* child = describe_type_once(schema->children[i], levels + 1, known);
     if (child == NULL || PyList_Append(children, child) < 0) Py_CLEAR(children);
     Py_XDECREF(child);
   }
   PyObject *found = NULL, *tuple = children ? PyList_AsTuple(children) : NULL;
   if (tuple)
-    found = Py_BuildValue("(NNOOO)", decode(schema->format), decode(schema->name), metadata,
+    found = Py_BuildValue("(NNOOO)", decode_text(schema->format), decode_text(schema->name), metadata,
                           schema->dictionary ? Py_True : Py_False, tuple);
   Py_XDECREF(tuple);
   Py_XDECREF(children);
@@ -185,26 +185,26 @@ static PyObject* type_of(const struct ArrowSchema* schema, int levels, PyObject*
 }
 
 /* The same, once for each address in `known`: shared children have too many paths. */
-static PyObject* type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
+static PyObject* describe_type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
   PyObject* address = PyLong_FromVoidPtr((void*)schema);
   PyObject* found = address ? Py_XNewRef(PyDict_GetItemWithError(known, address)) : NULL;
   if (found == NULL && !PyErr_Occurred()) {
-    found = type_of(schema, levels, known);
+    found = describe_type(schema, levels, known);
     if (found && PyDict_SetItem(known, address, found) < 0) Py_CLEAR(found);
   }
   Py_XDECREF(address);
   return found;
 }
 
-static dlx_arrow* data_of(PyObject* capsule) {
+static dlx_arrow* get_data(PyObject* capsule) {
   return PyCapsule_GetPointer(capsule, k_data);
 }
 
 PY_DOC(arrow_schema, "Return (format, name, metadata, has a dictionary, types of the children).");
 static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
-  dlx_arrow* data = data_of(capsule);
+  dlx_arrow* data = get_data(capsule);
   PyObject* known = data ? PyDict_New() : NULL;
-  PyObject* found = known ? type_of(dlx_arrow_schema(data), 0, known) : NULL;
+  PyObject* found = known ? describe_type(dlx_arrow_schema(data), 0, known) : NULL;
   Py_XDECREF(known);
   return found;
 }
@@ -218,7 +218,7 @@ typedef struct {
   dlx_arrow_column found;
 } column;
 
-static int look(column* c) {
+static int inspect(column* c) {
   dlx_arrow_fault fault;
   int status;
   PY_WITHOUT_GIL(
@@ -230,11 +230,11 @@ static int look(column* c) {
 }
 
 /* Look at the column that arguments name. */
-static int named_column(PyObject* data, PyObject* number, column* c) {
-  if ((c->data = data_of(data)) == NULL) return -1;
+static int find_column(PyObject* data, PyObject* number, column* c) {
+  if ((c->data = get_data(data)) == NULL) return -1;
   c->number = PyLong_AsLongLong(number);
   if (c->number == -1 && PyErr_Occurred()) return -1;
-  return look(c);
+  return inspect(c);
 }
 
 PY_DOC(arrow_column,
@@ -242,7 +242,7 @@ PY_DOC(arrow_column,
        "column or the whole (-1); without a dtype the shape is the first extent.");
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
-  if (!py_args("arrow_column", nargs, 2, 2) || named_column(args[0], args[1], &c) < 0) return NULL;
+  if (!py_args("arrow_column", nargs, 2, 2) || find_column(args[0], args[1], &c) < 0) return NULL;
   const dlx_arrow_column* found = &c.found;
   PyObject* dtype = !found->is_numbers ? Py_NewRef(Py_None)
                                        : Py_BuildValue("(iii)", found->dtype.code,
@@ -259,11 +259,11 @@ static int is_numbers(const dlx_arrow_column* found) {
 }
 
 /* Whether a column can be shared. */
-static int is_in_one(const dlx_arrow_column* found) {
+static int is_shareable(const dlx_arrow_column* found) {
   return is_numbers(found) && !found->is_packed && found->n_chunks < 2;
 }
 
-static int is_gathered_on_device(const dlx_arrow_column* found) {
+static int gathers_on_device(const dlx_arrow_column* found) {
   return found->device.device_type == kDLCUDA && !found->is_packed;
 }
 
@@ -303,20 +303,20 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
 
 /* Make a managed tensor of a column of numbers: over its memory, or of a copy. Errors: DLX_E_DTYPE,
  * DLX_E_COPY = it cannot be shared; as dlx_arrow_gather. */
-static int make(const column* c, int copies, DLManagedTensorVersioned** out) {
+static int new_managed(const column* c, int copies, DLManagedTensorVersioned** out) {
   int status;
-  if (!copies) return is_in_one(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
+  if (!copies) return is_shareable(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
   if (!is_numbers(&c->found)) return DLX_E_DTYPE;
-  PY_WITHOUT_GIL(status = is_gathered_on_device(&c->found)
+  PY_WITHOUT_GIL(status = gathers_on_device(&c->found)
                               ? gather_on_device(c, out)
                               : dlx_arrow_gather(c->data, c->number, &c->found, out));
   return status;
 }
 
 /* The same as a dlx.Tensor. */
-static PyObject* make_tensor(const column* c, int copies) {
+static PyObject* new_tensor(const column* c, int copies) {
   DLManagedTensorVersioned* made;
-  int status = make(c, copies, &made);
+  int status = new_managed(c, copies, &made);
   return py_tensor_result(status, made);
 }
 
@@ -325,20 +325,20 @@ PY_DOC(arrow_tensor,
        "or of a copy on its device.");
 static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
-  if (!py_args("arrow_tensor", nargs, 3, 3) || named_column(args[0], args[1], &c) < 0) return NULL;
+  if (!py_args("arrow_tensor", nargs, 3, 3) || find_column(args[0], args[1], &c) < 0) return NULL;
   int copies = args[2] == Py_True;
-  int may_wait = copies ? is_gathered_on_device(&c.found) : c.found.device.device_type == kDLCUDA;
+  int may_wait = copies ? gathers_on_device(&c.found) : c.found.device.device_type == kDLCUDA;
   if (is_numbers(&c.found) && !may_wait && dlx_arrow_event(c.data))
     return py_raise(DLX_E_STREAM,
                     "it is ready at an event of device (%d, %d), for which dlx cannot wait",
                     c.found.device.device_type, c.found.device.device_id);
-  PyObject* tensor = make_tensor(&c, copies);
+  PyObject* tensor = new_tensor(&c, copies);
   if (tensor == NULL) return NULL;
   /* Readers of device memory wait for its event, or for the copy. */
   void* event = copies ? NULL : dlx_arrow_event(c.data);
   int32_t device_id = c.found.device.device_id;
   if ((event && py_check(dlx_cuda_wait_event(device_id, *(void**)event)) < 0) ||
-      ((event || (copies && may_wait)) && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0))
+      ((event || (copies && may_wait)) && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0))
     Py_CLEAR(tensor);
   return tensor;
 }
@@ -346,7 +346,7 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
 /* ---- for the fast path: numbers of the host; all else is left to Python ---------------------- */
 
 /* Whether a column is numbers, or lists of them, on the host, and no level an extension type. */
-static int is_plain(const column* c) {
+static int is_host_numbers(const column* c) {
   const struct ArrowSchema* schema = dlx_arrow_schema(c->data);
   if (c->number != DLX_ARROW_WHOLE) schema = schema->children[c->number];
   if (!is_numbers(&c->found) || c->found.device.device_type != kDLCPU) return 0;
@@ -358,29 +358,29 @@ static int is_plain(const column* c) {
 
 /* Look at all that __arrow_c_stream__ gives, or else __arrow_c_array__, which joins chunks silently
  * in some libraries. Owns: the caller owns c->data. */
-static int take_whole(PyObject* obj, column* c) {
+static int open_whole(PyObject* obj, column* c) {
   int has_stream = _PyType_Lookup(Py_TYPE(obj), py_name_arrow_stream) != NULL;
   c->number = DLX_ARROW_WHOLE;
-  c->data = has_stream ? take(obj, py_name_arrow_stream, k_stream)
-                       : take(obj, py_name_arrow_array, k_array);
+  c->data = has_stream ? call_and_move(obj, py_name_arrow_stream, k_stream)
+                       : call_and_move(obj, py_name_arrow_array, k_array);
   if (c->data == NULL) return -1;
-  int failed = look(c);
-  if (failed) drop(c->data);
+  int failed = inspect(c);
+  if (failed) drop_data(c->data);
   return failed;
 }
 
 /* Export plain numbers that can be shared. Owns: the caller owns *out. */
-static int export(void* obj, DLManagedTensorVersioned** out) {
+static int export_shareable(void* obj, DLManagedTensorVersioned** out) {
   column c;
-  if (take_whole(obj, &c) < 0) return -1;
-  int status = is_plain(&c) ? make(&c, 0, out) : DLX_E_COPY;
-  drop(c.data);
+  if (open_whole(obj, &c) < 0) return -1;
+  int status = is_host_numbers(&c) ? new_managed(&c, 0, out) : DLX_E_COPY;
+  drop_data(c.data);
   return py_check(status);
 }
 
 /* The same by __dlpack__ if the type has that: a third of the work of two Arrow capsules. */
 static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
-  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL) return export(obj, out);
+  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL) return export_shareable(obj, out);
   if (py_capsule_export(obj, out) < 0) return -1;
   (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* as all memory of Arrow is */
   return 0;
@@ -395,7 +395,7 @@ PY_DOC(
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   static const DLPackExchangeAPI tables[] = {
       {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
-       .managed_tensor_from_py_object_no_sync = export},
+       .managed_tensor_from_py_object_no_sync = export_shareable},
       {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
        .managed_tensor_from_py_object_no_sync = export_by_dlpack}};
   int by_dlpack = 0;
@@ -404,15 +404,15 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
 }
 
 PY_DOC(
-    arrow_joined,
-    "arrow_joined(obj, /)\n--\n\n"
+    arrow_join,
+    "arrow_join(obj, /)\n--\n\n"
     "Copy plain numbers on the host that cannot be shared unchanged into a new dlx.Tensor: chunks\n"
     "are joined, and bools take a byte each. Return None for anything else.");
-static PyObject* arrow_joined(PyObject* module, PyObject* obj) {
+static PyObject* arrow_join(PyObject* module, PyObject* obj) {
   column c;
-  if (take_whole(obj, &c) < 0) return NULL;
-  PyObject* joined = is_plain(&c) && !is_in_one(&c.found) ? make_tensor(&c, 1) : Py_NewRef(Py_None);
-  drop(c.data);
+  if (open_whole(obj, &c) < 0) return NULL;
+  PyObject* joined = is_host_numbers(&c) && !is_shareable(&c.found) ? new_tensor(&c, 1) : Py_NewRef(Py_None);
+  drop_data(c.data);
   return joined;
 }
 
@@ -425,12 +425,12 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   for (int is_last = 0; is_last < 2; is_last++) { /* those that are shared first */
     for (int64_t i = 0; i < schema->n_children; i++) {
       column c = {.data = data, .number = i};
-      if (look(&c) < 0 || !is_plain(&c)) return 0;
-      int copies = !is_in_one(&c.found);
+      if (inspect(&c) < 0 || !is_host_numbers(&c)) return 0;
+      int copies = !is_shareable(&c.found);
       if (copies && !joins) return 0;
       if (is_last && !copies) continue;
-      PyObject* value = copies && !is_last ? Py_NewRef(Py_None) : make_tensor(&c, copies);
-      PyObject* name = value ? decode(schema->children[i]->name) : NULL;
+      PyObject* value = copies && !is_last ? Py_NewRef(Py_None) : new_tensor(&c, copies);
+      PyObject* name = value ? decode_text(schema->children[i]->name) : NULL;
       int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
       Py_XDECREF(name);
       Py_XDECREF(value);
@@ -446,11 +446,11 @@ PY_DOC(arrow_columns,
        "may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
-  PyObject *answer = open_by(args[1], args[0]), *columns = NULL;
+  PyObject *answer = open_with(args[1], args[0]), *columns = NULL;
   if (answer == NULL) {
     if ((answer = py_error_take()) == NULL) return NULL;
   } else if ((columns = PyDict_New()) != NULL &&
-             !fill_columns(data_of(answer), columns, args[2] == Py_True)) {
+             !fill_columns(get_data(answer), columns, args[2] == Py_True)) {
     Py_CLEAR(columns);
   }
   PyObject* found = PyErr_Occurred() && py_error_forget() < 0
@@ -464,6 +464,6 @@ static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize
 PyMethodDef py_arrow_functions[] = {
     PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),
     PY_FASTCALL(arrow_column),  PY_FASTCALL(arrow_tensor),
-    PY_VARARGS(arrow_exchange), PY_ONE(arrow_joined),
+    PY_VARARGS(arrow_exchange), PY_ONE(arrow_join),
     PY_FASTCALL(arrow_columns), PY_END,
 };

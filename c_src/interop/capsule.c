@@ -52,7 +52,7 @@ static PyObject* capsule_state(PyObject* module, PyObject* obj) {
 }
 
 /* Errors: 0 with an exception that says what the object is instead. */
-static int is_fresh(PyObject* obj, int* legacy) {
+static int check_fresh(PyObject* obj, int* legacy) {
   if (is_named(obj, fresh_name, legacy)) return 1;
   if (is_named(obj, used_name, legacy)) {
     py_raise(DLX_E_CONSUMED, NULL);
@@ -66,12 +66,12 @@ static int is_fresh(PyObject* obj, int* legacy) {
 }
 
 /* Owns: `out` owes the capsule's managed tensor its deleter. Errors: a status. */
-static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
+static int wrap_content(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
   return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]), out)
                 : dlx_managed_adopt(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]), out);
 }
 
-static PyObject* refuse(int status, PyObject* capsule, int legacy) {
+static PyObject* raise_refused(int status, PyObject* capsule, int legacy) {
   if (status == DLX_E_VERSION && !legacy) {
     const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]);
     return py_raise(status, "the capsule speaks DLPack %u.%u, dlx reads 1.x", m->version.major,
@@ -112,13 +112,13 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
   DLManagedTensorVersioned *before = tensor->managed, *claimed = NULL;
   int legacy;
   PY_LOCKED(capsule) /* of several threads one claims it */
-  if (is_fresh(capsule, &legacy)) {
+  if (check_fresh(capsule, &legacy)) {
     claimed = unwrap(capsule, legacy);
-    int status = claimed ? DLX_OK : adopt(capsule, legacy, &claimed);
+    int status = claimed ? DLX_OK : wrap_content(capsule, legacy, &claimed);
     if (status == DLX_OK)
       PyCapsule_SetName(capsule, used_name[legacy]);
     else
-      refuse(status, capsule, legacy);
+      raise_refused(status, capsule, legacy);
   }
   PY_UNLOCKED()
   if (claimed) {
@@ -137,7 +137,7 @@ DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
   DLManagedTensorVersioned* made = NULL;
   int legacy;
   PY_LOCKED(capsule)
-  if (is_named(capsule, fresh_name, &legacy) && adopt(capsule, legacy, &made) == DLX_OK)
+  if (is_named(capsule, fresh_name, &legacy) && wrap_content(capsule, legacy, &made) == DLX_OK)
     PyCapsule_SetName(capsule, used_name[legacy]);
   PY_UNLOCKED()
   return made;
@@ -175,15 +175,15 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   int legacy;
   DLManagedTensorVersioned *checked = NULL, *borrowed = NULL;
   PY_LOCKED(capsule)
-  if (is_fresh(capsule, &legacy)) {
-    int status = adopt(capsule, legacy, &checked);
+  if (check_fresh(capsule, &legacy)) {
+    int status = wrap_content(capsule, legacy, &checked);
     if (status == DLX_OK) {
       /* The same checks and metadata, but with the capsule as owner. */
       dlx_managed_own(checked, NULL, NULL);
       status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
                                &borrowed);
     }
-    if (status != DLX_OK) refuse(status, capsule, legacy);
+    if (status != DLX_OK) raise_refused(status, capsule, legacy);
   }
   PY_UNLOCKED()
   if (checked) dlx_managed_release(checked);

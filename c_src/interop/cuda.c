@@ -42,7 +42,7 @@ int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   return py_check(status);
 }
 
-DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made, int32_t device_id,
                                              uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
@@ -100,7 +100,7 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
   if (!py_cuda_can_order()) return made; /* memory from a raw entry point */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
-  return py_cuda_put_behind(made, device.device_id, stream, keep);
+  return py_cuda_release_behind(made, device.device_id, stream, keep);
 failed:
   dlx_managed_release(made);
   return NULL;
@@ -132,13 +132,13 @@ static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream
   if (is_moved) return 1;
   if (share == NULL)
     return status == DLX_OK ? py_tensor_managed((PyObject*)tensor), -1 : py_check(status);
-  *used = py_cuda_put_behind(share, device_id, stream, NULL);
+  *used = py_cuda_release_behind(share, device_id, stream, NULL);
   return *used ? 0 : -1;
 }
 
 /* Swap the memory inside a tensor, whose readers wait for `later` from now on. Owns: takes `used`
  * and `later`. Errors: 0 = another thread was first; nothing has changed. */
-static int swap(TensorObject* tensor, DLManagedTensorVersioned* before,
+static int swap_memory(TensorObject* tensor, DLManagedTensorVersioned* before,
                 DLManagedTensorVersioned* used, dlx_ready* later) {
   dlx_ready* ready = later;
   int is_first;
@@ -179,11 +179,11 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
       dlx_managed_release(used);
       return -1;
     }
-    if (swap(tensor, before, used, later)) return 0;
+    if (swap_memory(tensor, before, used, later)) return 0;
   }
 }
 
-int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
+int py_cuda_set_ready(TensorObject* tensor, int32_t device_id) {
   if (!py_cuda_can_order()) return 0; /* nor can anything be on our stream */
   uint64_t stream;
   dlx_ready* later;
@@ -197,7 +197,7 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
 
 /* ---- builtins -------------------------------------------------------------------------------- */
 
-static TensorObject* same_memory(PyObject* tensor) {
+static TensorObject* share_memory(PyObject* tensor) {
   DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
   if (base == NULL) return NULL;
   int status = dlx_managed_share(base, NULL, base->flags, &made);
@@ -226,7 +226,7 @@ static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t
   if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
   dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
   if (ready == NULL && PyErr_Occurred()) return NULL;
-  TensorObject* view = same_memory(args[0]);
+  TensorObject* view = share_memory(args[0]);
   if (view && ready) view->ready = dlx_ready_hold(ready);
   return (PyObject*)view;
 }
@@ -247,12 +247,12 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   long long stream;
   if (!PyArg_ParseTuple(args, "OiLO:tensor_behind", &tensor, &device_id, &stream, &keep))
     return NULL;
-  TensorObject* view = same_memory(tensor);
+  TensorObject* view = share_memory(tensor);
   if (view == NULL) return NULL;
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
     PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    view->managed = py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    view->managed = py_cuda_release_behind(view->managed, device_id, (uint64_t)stream, kept);
     if (view->managed == NULL) Py_CLEAR(view);
   }
   return (PyObject*)view;
@@ -272,7 +272,7 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
       status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made));
   py_managed_release(m);
   PyObject* tensor = py_tensor_result(status, made);
-  if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
+  if (tensor && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
   return tensor;
 }
 

@@ -6,7 +6,7 @@
 
 #include "object/tensor.h"
 
-extern PyMethodDef py_capsule_functions[], py_make_functions[], py_within_functions[],
+extern PyMethodDef py_capsule_functions[], py_tensor_functions[], py_packed_functions[],
     py_cuda_functions[], py_arrow_functions[], py_exchange_functions[];
 
 /* ---- interop/capsule.c ---------------------------------------------------------------------- */
@@ -26,7 +26,7 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
  * Python. Owns: *out owes the foreign deleter. */
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
-/* ---- interop/builtins.c --------------------------------------------------------------------- */
+/* ---- interop/tensors.c --------------------------------------------------------------------- */
 
 /* The flags of a copy: the others describe a hand-over, which sets them, or the source's memory. */
 static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
@@ -54,7 +54,7 @@ int py_cuda_can_order(void);
 
 /* A managed tensor over the same memory that is released when the stream is done with it. Owns:
  * takes `made` and `keep` (may be NULL), also on failure. */
-DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made, int32_t device_id,
                                              uint64_t stream, PyObject* keep);
 
 /* A copy of device memory on the host. Owns: the caller owns the result. */
@@ -62,9 +62,9 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
 /* Move the use of a tensor's memory to dlx's own stream of its device, permanently: the stream
  * waits for the memory, and readers of the tensor wait for the stream from now on.
- * py_cuda_ready_here does that for a new tensor; nothing is recorded before a reader waits. */
+ * py_cuda_set_ready does that for a new tensor; nothing is recorded before a reader waits. */
 int py_cuda_to_own_stream(TensorObject* tensor);
-int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
+int py_cuda_set_ready(TensorObject* tensor, int32_t device_id);
 
 /* dlx_cuda_work_stream, the first time without the GIL. */
 int py_cuda_work_stream(int32_t device_id, uint64_t* stream);

@@ -33,7 +33,7 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
 }
 
 /* The table of an object's own type. */
-static const DLPackExchangeAPI* table_of(PyObject* obj) {
+static const DLPackExchangeAPI* find_table(PyObject* obj) {
   const DLPackExchangeAPI* table = py_exchange_find(Py_TYPE(obj));
   if (table == NULL && !PyErr_Occurred())
     py_raise(DLX_E_VERSION, "%.200s has no exchange table of DLPack 1.x", Py_TYPE(obj)->tp_name);
@@ -42,7 +42,7 @@ static const DLPackExchangeAPI* table_of(PyObject* obj) {
 
 /* A slot that reports success and leaves an exception behind has failed as well. Errors: -1 with
  * its exception, or one that says that it set none. */
-static int checked(int status, PyObject* obj, const char* slot) {
+static int check_slot(int status, PyObject* obj, const char* slot) {
   if (status == 0 && !PyErr_Occurred()) return 0;
   if (!PyErr_Occurred())
     PyErr_Format(PyExc_SystemError, "%s of %.200s failed without saying why", slot,
@@ -53,9 +53,9 @@ static int checked(int status, PyObject* obj, const char* slot) {
 int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
                         DLManagedTensorVersioned** out) {
   DLManagedTensorVersioned* foreign = NULL;
-  if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
+  if (check_slot(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
     return -1;
-  if (foreign == NULL) return checked(-1, obj, "the export");
+  if (foreign == NULL) return check_slot(-1, obj, "the export");
   if (dlx_managed_is_sole(foreign)) { /* one of ours */
     *out = foreign;
     return 0;
@@ -68,7 +68,7 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
 PY_DOC(exchange_export, "Export an array by the managed slot of its type's exchange table.");
 static PyObject* exchange_export(PyObject* module, PyObject* obj) {
   DLManagedTensorVersioned* made;
-  const DLPackExchangeAPI* table = table_of(obj);
+  const DLPackExchangeAPI* table = find_table(obj);
   if (table == NULL) return NULL;
   if (table->managed_tensor_from_py_object_no_sync == NULL)
     return py_raise(DLX_E_VERSION, "the exchange table of %.200s does not export",
@@ -83,10 +83,10 @@ static PyObject* exchange_stream(PyObject* module, PyObject* args) {
   int type, id;
   void* stream = NULL;
   if (!PyArg_ParseTuple(args, "Oii:exchange_stream", &obj, &type, &id)) return NULL;
-  const DLPackExchangeAPI* table = table_of(obj);
+  const DLPackExchangeAPI* table = find_table(obj);
   if (table == NULL) return NULL;
   if (table->current_work_stream &&
-      checked(table->current_work_stream(type, id, &stream), obj, "the stream") < 0)
+      check_slot(table->current_work_stream(type, id, &stream), obj, "the stream") < 0)
     return NULL;
   return PyLong_FromVoidPtr(stream);
 }

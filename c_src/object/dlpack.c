@@ -193,7 +193,7 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
   TensorObject* tensor = py_tensor_alloc(); /* first, so that nothing fails after the taking */
   if (tensor == NULL) return -1;
   if (managed->version.major == DLX_DLPACK_MAJOR && dlx_is_cuda(managed->dl_tensor.device) &&
-      py_cuda_ready_here(tensor, managed->dl_tensor.device.device_id) < 0) {
+      py_cuda_set_ready(tensor, managed->dl_tensor.device.device_id) < 0) {
     Py_DECREF(tensor);
     return -1;
   }

@@ -903,7 +903,7 @@ def test_no_type_and_no_level_is_left_on_the_heap(python):
                              for each in (deep, flat, bools)],
             "gathered": lambda: native.arrow_tensor(native.arrow_open(Pair(flat.__arrow_c_array__()),
                                                                       "__arrow_c_array__"), -1, True),
-            "joined": lambda: native.arrow_joined(Pair(bools.__arrow_c_array__())),
+            "joined": lambda: native.arrow_join(Pair(bools.__arrow_c_array__())),
             "too long": lambda: [refused(each.__arrow_c_array__) for each in (wide, huge)],
             "no dtype": lambda: [refused(odd.__arrow_c_array__), refused(odd.__arrow_c_schema__)],
         }
@@ -944,11 +944,11 @@ def test_an_extension_type_at_any_level_is_no_number(np, levels):
         for obj in (Gives(*extended(levels, at, block)), Streams(stream(kind(), chunks()))):
             with pytest.raises(errors.DTypeError, match=r"no counterpart of mylib\.kind"):
                 dlx.convert(obj, to="numpy")
-        assert native.arrow_joined(Streams(stream(kind(), chunks()))) is None
+        assert native.arrow_join(Streams(stream(kind(), chunks()))) is None
         one, other = extended(levels, at, block), (schema("i", name="plain"), arrow_array(2, None, block))
         table = Gives(schema("+s", one[0], other[0]), arrow_array(2, None, children=[one[1], other[1]]))
         assert native.arrow_columns("__arrow_c_array__", table, True)[0] is None
         made.alive.clear()
     right = Streams(stream(extended(levels, -1, block)[0], [extended(levels, -1, block)[1] for _ in range(2)]))
-    assert native.arrow_joined(right).shape == (4, *(2,) * levels)
+    assert native.arrow_join(right).shape == (4, *(2,) * levels)
     made.alive.clear()

@@ -110,7 +110,7 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
 }
 
 /* Copy host memory, or device memory on a stream. Errors: a status, and *out is NULL. */
-static int copy(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
+static int copy_to_host(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
                 DLManagedTensorVersioned** out) {
   *out = NULL;
   int status = dlx_managed_empty(from, flags, keep_order, out);
@@ -137,7 +137,7 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
     dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
     state = PyEval_SaveThread();
   }
-  int status = copy(t, flags, keep_order, stream, &fresh);
+  int status = copy_to_host(t, flags, keep_order, stream, &fresh);
   if (state) {
     PyEval_RestoreThread(state);
     py_managed_release(from);
@@ -159,7 +159,7 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
 }
 
 /* Whether tensors stack: on one device, of any number if the host reads them. */
-static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
+static int can_stack(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
   uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   return s->ndim == t->ndim && memcmp(&s->dtype, &t->dtype, sizeof s->dtype) == 0 &&
@@ -170,7 +170,7 @@ static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVer
 }
 
 /* Fresh memory for n tensors like `row`, if a consumer (or NULL) takes it. Errors: a status. */
-static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
+static int allocate_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
                       const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
   int64_t shape[DLX_MAX_NDIM + 1] = {n};
   DLTensor like = row->dl_tensor;
@@ -220,13 +220,13 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   if (rows == NULL) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < n; i++) {
     rows[i] = py_tensor_managed(PyList_GET_ITEM(tensors, i)); /* the list keeps it */
-    if (rows[i] && same_kind(rows[0], rows[i])) continue;
+    if (rows[i] && can_stack(rows[0], rows[i])) continue;
     PyMem_Free(rows);
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
   }
   int status;
   Py_BEGIN_ALLOW_THREADS
-    status = empty_rows(rows[0], n, consumer, &whole);
+    status = allocate_rows(rows[0], n, consumer, &whole);
     if (status == DLX_OK && whole) status = copy_rows(rows, n, whole);
   Py_END_ALLOW_THREADS
   PyMem_Free(rows);
@@ -272,31 +272,31 @@ static PyObject* buffer_address(PyObject* module, PyObject* view) {
   return PyLong_FromVoidPtr(address);
 }
 
-/* The owner of an adopted tensor: the foreign struct, and the Python object that may hold that. */
+/* The owner of an foreign_owner tensor: the foreign struct, and the Python object that may hold that. */
 typedef struct {
   DLManagedTensorVersioned* wrapper; /* owes the foreign deleter; disowned when only borrowed */
   PyObject* keep;                    /* may be NULL; released after the deleter has run */
-} adopted;
+} foreign_owner;
 
-static void release_adopted(void* owner) {
-  adopted* self = owner;
+static void release_foreign(void* owner) {
+  foreign_owner* self = owner;
   dlx_managed_release(self->wrapper);
   if (self->keep) py_release_object(self->keep);
   free(self);
 }
 
 /* Owns: `out` owes the deleter (unless borrowed) and a reference to `keep`. Errors: a status. */
-static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
+static int wrap_foreign(void* foreign, int legacy, int borrow, PyObject* keep,
                  DLManagedTensorVersioned** out) {
-  adopted* self = dlx_allocate(sizeof *self);
+  foreign_owner* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
-  *self = (adopted){.keep = keep};
+  *self = (foreign_owner){.keep = keep};
   int status = legacy ? dlx_legacy_adopt(foreign, &self->wrapper)
                       : dlx_managed_adopt(foreign, &self->wrapper);
   if (status == DLX_OK) {
     /* The copied flag describes a hand-over, not the memory. */
     uint64_t flags = self->wrapper->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_adopted, out);
+    status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_foreign, out);
     if (status != DLX_OK || borrow) dlx_managed_own(self->wrapper, NULL, NULL);
     if (status != DLX_OK) dlx_managed_release(self->wrapper);
   }
@@ -322,7 +322,7 @@ static PyObject* managed_adopt(PyObject* module, PyObject* args) {
   /* The shell comes first: nothing may fail once memory has been taken. */
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) return NULL;
-  int status = adopt(foreign, legacy, borrow, keep == Py_None ? NULL : keep, &tensor->managed);
+  int status = wrap_foreign(foreign, legacy, borrow, keep == Py_None ? NULL : keep, &tensor->managed);
   if (status == DLX_OK) return (PyObject*)tensor;
   Py_DECREF(tensor);
   if (status != DLX_E_VERSION) return py_raise(status, NULL);
@@ -351,7 +351,7 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
   return py_tensor_result(status, made);
 }
 
-PyMethodDef py_make_functions[] = {
+PyMethodDef py_tensor_functions[] = {
     PY_VARARGS(tensor_new),
     PY_VARARGS(tensor_view),
     PY_FASTCALL(tensor_copy),
