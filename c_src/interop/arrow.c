@@ -1,5 +1,5 @@
-/* What other objects give out by Arrow's PyCapsule interface: moved out of its capsules at once,
- * and held by Python in a capsule of dlx's own. */
+/* Arrow data from the PyCapsule interface of other objects: moved out of its capsules at once, and
+ * passed to Python in one capsule. */
 
 #include "interop.h"
 #include "base/threads.h"
@@ -14,9 +14,9 @@ static const char k_array[] = "arrow_array";
 static const char k_device_array[] = "arrow_device_array";
 static const char k_stream[] = "arrow_array_stream";
 static const char k_device_stream[] = "arrow_device_array_stream";
-static const char k_data[] = "dlx_arrow"; /* a dlx_arrow; never leaves dlx */
+static const char k_data[] = "dlx_arrow"; /* a dlx_arrow; private */
 
-/* A producer's release may run Python. GIL: needed; a pending error is kept. */
+/* The producer's release may run Python. */
 static void drop_data(dlx_arrow* data) {
   py_pending pending = py_pending_save();
   dlx_arrow_drop(data);
@@ -34,13 +34,11 @@ static void* read_pointer(PyObject* capsule, const char* name) {
                   Py_TYPE(capsule)->tp_name);
 }
 
-/* 0 for DLX_OK. */
 static int check_moved(int status) {
   if (status != DLX_E_CONSUMED) return py_check(status);
-  return py_raise(status, "this Arrow capsule was used before"), -1;
+  return py_raise(status, "this Arrow capsule was already used"), -1;
 }
 
-/* Move a pair of capsules. */
 static int move_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
     py_raise(DLX_E_ARROW, "expected a pair of Arrow capsules, found %.200s",
@@ -52,7 +50,7 @@ static int move_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   void* array = schema ? read_pointer(capsules[1], name) : NULL;
   if (array == NULL) return -1;
   int status;
-  PY_LOCKED(capsules[0]) /* of several threads one moves it */
+  PY_LOCKED(capsules[0]) /* only one thread moves it */
   status = dlx_arrow_move_schema(data, schema);
   PY_UNLOCKED()
   if (status == DLX_OK) {
@@ -63,14 +61,13 @@ static int move_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   return check_moved(status);
 }
 
-/* Move a stream, read it to its end and release it. */
 static int read_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   char why[512];
   int status;
   void* held = read_pointer(capsule, name);
   if (held == NULL) return -1;
   dlx_arrow_stream stream = {.is_host = name == k_stream};
-  PY_LOCKED(capsule) /* as above */
+  PY_LOCKED(capsule)
   if (stream.is_host) {
     stream.of.host = *(struct ArrowArrayStream*)held;
     ((struct ArrowArrayStream*)held)->release = NULL;
@@ -81,22 +78,22 @@ static int read_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   PY_UNLOCKED()
   PY_WITHOUT_GIL(status = dlx_arrow_read(data, &stream, why, sizeof why));
   if (status != DLX_E_ARROW) return check_moved(status);
-  return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why"), -1;
+  return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "no reason given"), -1;
 }
 
-/* Take all that one method of an object gives. Owns: the caller has the only count. */
+/* Move the data that a method returns. Owns: the caller has the only count. */
 static dlx_arrow* call_and_move(PyObject* obj, PyObject* method, const char* name) {
-  PyObject* given = PyObject_CallMethodNoArgs(obj, method);
-  if (given == NULL) return NULL;
+  PyObject* result = PyObject_CallMethodNoArgs(obj, method);
+  if (result == NULL) return NULL;
   dlx_arrow* data = dlx_arrow_new();
   int is_stream = name == k_stream || name == k_device_stream;
   if (data == NULL) {
     PyErr_NoMemory();
-  } else if ((is_stream ? read_stream(data, given, name) : move_pair(data, given, name)) < 0) {
+  } else if ((is_stream ? read_stream(data, result, name) : move_pair(data, result, name)) < 0) {
     drop_data(data);
     data = NULL;
   }
-  py_drop(given);
+  py_drop(result);
   return data;
 }
 
@@ -112,9 +109,12 @@ static PyObject* open_with(PyObject* obj, PyObject* method) {
                   {"__arrow_c_device_stream__", k_device_stream},
                   {"__arrow_c_device_array__", k_device_array}};
   size_t i = 0;
-  if (!PyUnicode_Check(method)) return PyErr_Format(PyExc_TypeError, "a method's name is a str");
+  if (!PyUnicode_Check(method))
+    return PyErr_Format(PyExc_TypeError, "expected the name of a method as a str");
   while (i < 4 && PyUnicode_CompareWithASCIIString(method, capsules[i].method) != 0) i++;
-  if (i == 4) return PyErr_Format(PyExc_ValueError, "Arrow has no method %R", method);
+  if (i == 4)
+    return PyErr_Format(PyExc_ValueError, "%R is not a method of Arrow's PyCapsule interface",
+                        method);
   dlx_arrow* data = call_and_move(obj, method, capsules[i].name);
   if (data == NULL) return NULL;
   PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
@@ -122,19 +122,19 @@ static PyObject* open_with(PyObject* obj, PyObject* method) {
   return capsule;
 }
 
-PY_DOC(arrow_open, "Return all that one of an object's __arrow_c_*__ methods gives.");
+PY_DOC(arrow_open, "Return a capsule with the data of one of an object's __arrow_c_*__ methods.");
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   return py_args("arrow_open", nargs, 2, 2) ? open_with(args[0], args[1]) : NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
 
-/* Read the bytes at *text behind their length, and move *text behind them. */
+/* Read a length and as many bytes at *text; advance *text. */
 static PyObject* read_bytes(const char** text) {
   int32_t size;
   memcpy(&size, *text, sizeof size);
   if (size < 0)
-    return py_raise(DLX_E_ARROW, "the metadata of a type has a length of %d", (int)size);
+    return py_raise(DLX_E_ARROW, "the metadata of an Arrow type has the length %d", (int)size);
   const char* bytes = *text + sizeof size;
   *text = bytes + size;
   return PyBytes_FromStringAndSize(bytes, size);
@@ -164,9 +164,9 @@ static PyObject* describe_type_once(const struct ArrowSchema* schema, int levels
 static PyObject* describe_type(const struct ArrowSchema* schema, int levels, PyObject* known) {
   if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
       (schema->n_children > 0 && schema->children == NULL))
-    return py_raise(DLX_E_ARROW, "an Arrow type has no format string, or not its children");
+    return py_raise(DLX_E_ARROW, "an Arrow type lacks its format string or its children");
   if (levels == MAX_LEVELS)
-    return py_raise(DLX_E_ARROW, "an Arrow type is nested more than %d levels deep", MAX_LEVELS);
+    return py_raise(DLX_E_ARROW, "an Arrow type has more than %d levels", MAX_LEVELS);
   PyObject* metadata = read_metadata(schema->metadata);
   PyObject* children = metadata ? PyList_New(0) : NULL;
   for (int64_t i = 0; children && i < schema->n_children; i++) {
@@ -176,15 +176,15 @@ static PyObject* describe_type(const struct ArrowSchema* schema, int levels, PyO
   }
   PyObject *found = NULL, *tuple = children ? PyList_AsTuple(children) : NULL;
   if (tuple)
-    found = Py_BuildValue("(NNOOO)", decode_text(schema->format), decode_text(schema->name), metadata,
-                          schema->dictionary ? Py_True : Py_False, tuple);
+    found = Py_BuildValue("(NNOOO)", decode_text(schema->format), decode_text(schema->name),
+                          metadata, schema->dictionary ? Py_True : Py_False, tuple);
   Py_XDECREF(tuple);
   Py_XDECREF(children);
   Py_XDECREF(metadata);
   return found;
 }
 
-/* The same, once for each address in `known`: shared children have too many paths. */
+/* Each schema once: if children are shared, the number of paths to them can be exponential. */
 static PyObject* describe_type_once(const struct ArrowSchema* schema, int levels, PyObject* known) {
   PyObject* address = PyLong_FromVoidPtr((void*)schema);
   PyObject* found = address ? Py_XNewRef(PyDict_GetItemWithError(known, address)) : NULL;
@@ -200,7 +200,7 @@ static dlx_arrow* get_data(PyObject* capsule) {
   return PyCapsule_GetPointer(capsule, k_data);
 }
 
-PY_DOC(arrow_schema, "Return (format, name, metadata, has a dictionary, types of the children).");
+PY_DOC(arrow_schema, "Return (format, name, metadata, has_dictionary, schemas of the children).");
 static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
   dlx_arrow* data = get_data(capsule);
   PyObject* known = data ? PyDict_New() : NULL;
@@ -211,25 +211,23 @@ static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-/* A column by its number, or DLX_ARROW_WHOLE. */
 typedef struct {
   dlx_arrow* data;
-  int64_t number;
+  int64_t number; /* or DLX_ARROW_WHOLE */
   dlx_arrow_column found;
 } column;
 
 static int inspect(column* c) {
   dlx_arrow_fault fault;
   int status;
-  PY_WITHOUT_GIL(
-      status = dlx_arrow_look(c->data, c->number, &c->found, &fault)); /* it reads all bitmaps */
+  PY_WITHOUT_GIL(status =
+                     dlx_arrow_look(c->data, c->number, &c->found, &fault)); /* reads all bitmaps */
   if (status != DLX_E_ARROW) return py_check(status);
-  return py_raise(status, "its Arrow data contradicts itself: %s %lld", fault.what,
+  return py_raise(status, "its Arrow data is inconsistent: %s %lld", fault.what,
                   (long long)fault.found),
          -1;
 }
 
-/* Look at the column that arguments name. */
 static int find_column(PyObject* data, PyObject* number, column* c) {
   if ((c->data = get_data(data)) == NULL) return -1;
   c->number = PyLong_AsLongLong(number);
@@ -238,8 +236,8 @@ static int find_column(PyObject* data, PyObject* number, column* c) {
 }
 
 PY_DOC(arrow_column,
-       "Return (dtype or None, shape, device, nulls, chunks, are bools packed, address) of a "
-       "column or the whole (-1); without a dtype the shape is the first extent.");
+       "Return (dtype, shape, device, nulls, chunks, are_bools_packed, address) of a column, or of "
+       "the whole array (-1). If dtype is None, shape has only the first extent.");
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   if (!py_args("arrow_column", nargs, 2, 2) || find_column(args[0], args[1], &c) < 0) return NULL;
@@ -258,7 +256,6 @@ static int is_numbers(const dlx_arrow_column* found) {
   return found->is_numbers && !found->n_nulls;
 }
 
-/* Whether a column can be shared. */
 static int is_shareable(const dlx_arrow_column* found) {
   return is_numbers(found) && !found->is_packed && found->n_chunks < 2;
 }
@@ -267,8 +264,8 @@ static int gathers_on_device(const dlx_arrow_column* found) {
   return found->device.device_type == kDLCUDA && !found->is_packed;
 }
 
-/* Copy chunks of a CUDA device into memory there, on dlx's own stream, which waits for the event of
- * each; they live until the device is done. Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
+/* Join chunks on their CUDA device, on dlx's stream, which waits for the event of each chunk.
+ * Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
 static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   int32_t device_id = c->found.device.device_id;
   uint64_t stream;
@@ -301,11 +298,12 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   return status;
 }
 
-/* Make a managed tensor of a column of numbers: over its memory, or of a copy. Errors: DLX_E_DTYPE,
- * DLX_E_COPY = it cannot be shared; as dlx_arrow_gather. */
+/* Share or copy a column of numbers. Errors: DLX_E_COPY = it cannot be shared; DLX_E_DTYPE; as
+ * dlx_arrow_gather. */
 static int new_managed(const column* c, int copies, DLManagedTensorVersioned** out) {
   int status;
-  if (!copies) return is_shareable(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
+  if (!copies)
+    return is_shareable(&c->found) ? dlx_arrow_share(c->data, &c->found, out) : DLX_E_COPY;
   if (!is_numbers(&c->found)) return DLX_E_DTYPE;
   PY_WITHOUT_GIL(status = gathers_on_device(&c->found)
                               ? gather_on_device(c, out)
@@ -313,7 +311,6 @@ static int new_managed(const column* c, int copies, DLManagedTensorVersioned** o
   return status;
 }
 
-/* The same as a dlx.Tensor. */
 static PyObject* new_tensor(const column* c, int copies) {
   DLManagedTensorVersioned* made;
   int status = new_managed(c, copies, &made);
@@ -321,20 +318,18 @@ static PyObject* new_tensor(const column* c, int copies) {
 }
 
 PY_DOC(arrow_tensor,
-       "Make a dlx.Tensor of a column of numbers without nulls: over its only chunk, read-only, "
-       "or of a copy on its device.");
+       "Return a column of numbers without nulls as a dlx.Tensor: share its only chunk read-only, "
+       "or copy it on its device.");
 static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   if (!py_args("arrow_tensor", nargs, 3, 3) || find_column(args[0], args[1], &c) < 0) return NULL;
   int copies = args[2] == Py_True;
   int may_wait = copies ? gathers_on_device(&c.found) : c.found.device.device_type == kDLCUDA;
   if (is_numbers(&c.found) && !may_wait && dlx_arrow_event(c.data))
-    return py_raise(DLX_E_STREAM,
-                    "it is ready at an event of device (%d, %d), for which dlx cannot wait",
+    return py_raise(DLX_E_STREAM, "dlx cannot wait for its event on device (%d, %d)",
                     c.found.device.device_type, c.found.device.device_id);
   PyObject* tensor = new_tensor(&c, copies);
   if (tensor == NULL) return NULL;
-  /* Readers of device memory wait for its event, or for the copy. */
   void* event = copies ? NULL : dlx_arrow_event(c.data);
   int32_t device_id = c.found.device.device_id;
   if ((event && py_check(dlx_cuda_wait_event(device_id, *(void**)event)) < 0) ||
@@ -343,9 +338,9 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
   return tensor;
 }
 
-/* ---- for the fast path: numbers of the host; all else is left to Python ---------------------- */
+/* ---- for the fast path: numbers on the host -------------------------------------------------- */
 
-/* Whether a column is numbers, or lists of them, on the host, and no level an extension type. */
+/* Whether a column has numbers, or lists of them, on the host, and no extension type. */
 static int is_host_numbers(const column* c) {
   const struct ArrowSchema* schema = dlx_arrow_schema(c->data);
   if (c->number != DLX_ARROW_WHOLE) schema = schema->children[c->number];
@@ -356,8 +351,8 @@ static int is_host_numbers(const column* c) {
   }
 }
 
-/* Look at all that __arrow_c_stream__ gives, or else __arrow_c_array__, which joins chunks silently
- * in some libraries. Owns: the caller owns c->data. */
+/* Read the whole object. The stream is preferred: some libraries copy chunks together for
+ * __arrow_c_array__. Owns: the caller owns c->data. */
 static int open_whole(PyObject* obj, column* c) {
   int has_stream = _PyType_Lookup(Py_TYPE(obj), py_name_arrow_stream) != NULL;
   c->number = DLX_ARROW_WHOLE;
@@ -369,7 +364,7 @@ static int open_whole(PyObject* obj, column* c) {
   return failed;
 }
 
-/* Export plain numbers that can be shared. Owns: the caller owns *out. */
+/* A slot of an exchange table. Owns: the caller owns *out. */
 static int export_shareable(void* obj, DLManagedTensorVersioned** out) {
   column c;
   if (open_whole(obj, &c) < 0) return -1;
@@ -378,20 +373,19 @@ static int export_shareable(void* obj, DLManagedTensorVersioned** out) {
   return py_check(status);
 }
 
-/* The same by __dlpack__ if the type has that: a third of the work of two Arrow capsules. */
+/* __dlpack__ takes a third of the time of two Arrow capsules. */
 static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
-  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL) return export_shareable(obj, out);
+  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), py_name_dlpack) == NULL)
+    return export_shareable(obj, out);
   if (py_capsule_export(obj, out) < 0) return -1;
-  (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* as all memory of Arrow is */
+  (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* Arrow's memory always is */
   return 0;
 }
 
-PY_DOC(
-    arrow_exchange,
-    "arrow_exchange(by_dlpack=False, /)\n--\n\n"
-    "Return an exchange table that only exports: numbers on the host, by an object's\n"
-    "__arrow_c_array__ or __arrow_c_stream__; by_dlpack: by __dlpack__(max_version=) if its type\n"
-    "has that.");
+PY_DOC(arrow_exchange,
+       "arrow_exchange(by_dlpack=False, /)\n--\n\n"
+       "Return an exchange table that exports numbers on the host by __arrow_c_stream__ or\n"
+       "__arrow_c_array__. With by_dlpack, types with __dlpack__(max_version=) export by that.");
 static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   static const DLPackExchangeAPI tables[] = {
       {.header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
@@ -403,26 +397,26 @@ static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
   return PyCapsule_New((void*)&tables[by_dlpack], "dlpack_exchange_api", NULL);
 }
 
-PY_DOC(
-    arrow_join,
-    "arrow_join(obj, /)\n--\n\n"
-    "Copy plain numbers on the host that cannot be shared unchanged into a new dlx.Tensor: chunks\n"
-    "are joined, and bools take a byte each. Return None for anything else.");
+PY_DOC(arrow_join,
+       "arrow_join(obj, /)\n--\n\n"
+       "Copy numbers on the host that cannot be shared: join chunks, unpack bools to a byte each.\n"
+       "Return a dlx.Tensor, or None if the numbers can be shared or are unsupported.");
 static PyObject* arrow_join(PyObject* module, PyObject* obj) {
   column c;
   if (open_whole(obj, &c) < 0) return NULL;
-  PyObject* joined = is_host_numbers(&c) && !is_shareable(&c.found) ? new_tensor(&c, 1) : Py_NewRef(Py_None);
+  PyObject* joined =
+      is_host_numbers(&c) && !is_shareable(&c.found) ? new_tensor(&c, 1) : Py_NewRef(Py_None);
   drop_data(c.data);
   return joined;
 }
 
-/* Put the columns of a host table into a dict by their names; nothing is copied before all are
- * known. `joins`: columns that cannot be shared are copied. Errors: 0, and Python says why. */
+/* Store the columns of a host table in a dict. `joins`: copy the columns that cannot be shared,
+ * after all columns have been checked. Errors: 0 = the Python path finds the reason. */
 static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
   const struct ArrowSchema* schema = dlx_arrow_schema(data);
   if (!dlx_arrow_is_table(data) || dlx_arrow_is_extension(schema) || dlx_arrow_event(data))
     return 0;
-  for (int is_last = 0; is_last < 2; is_last++) { /* those that are shared first */
+  for (int is_last = 0; is_last < 2; is_last++) { /* the second pass copies */
     for (int64_t i = 0; i < schema->n_children; i++) {
       column c = {.data = data, .number = i};
       if (inspect(&c) < 0 || !is_host_numbers(&c)) return 0;
@@ -434,16 +428,16 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
       int failed = name == NULL || PyDict_SetItem(columns, name, value) < 0;
       Py_XDECREF(name);
       Py_XDECREF(value);
-      if (failed || PyDict_GET_SIZE(columns) <= i) return 0; /* or a name is there twice */
+      if (failed || PyDict_GET_SIZE(columns) <= i) return 0; /* a duplicate name */
     }
   }
   return 1;
 }
 
 PY_DOC(arrow_columns,
-       "Return ({name: dlx.Tensor}, data) of what arrow_open(obj, method) gives if that is a host "
-       "table of numbers without nulls; else (None, data), or (None, the error). joins: columns "
-       "may be copied.");
+       "Open an object's data like arrow_open. Return ({name: dlx.Tensor}, data) for a host table "
+       "of numbers without nulls, (None, data) for other data, (None, error) if opening failed. "
+       "With joins, columns may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
   PyObject *answer = open_with(args[1], args[0]), *columns = NULL;

@@ -1,5 +1,5 @@
-/* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes them;
- * dlx.attach and pickles check them and make the arrays. */
+/* Many tensors in one block of memory, described by packed numbers: dlx.share packs, dlx.attach and
+ * pickles check and unpack. */
 
 #include "convert/pairs.h"
 
@@ -8,12 +8,12 @@
 typedef struct {
   uintptr_t address;
   int64_t size;   /* bytes */
-  uint64_t flags; /* added to those of each tensor */
+  uint64_t flags; /* added to each tensor's */
   PyObject* owner;
   Py_buffer numbers;
 } memory;
 
-/* The numbers of one tensor; its shape follows, and its strides unless they are row-major. */
+/* One tensor. Its shape follows, then its strides unless they are row-major. */
 typedef struct {
   int64_t offset; /* bytes */
   uint8_t code, bits;
@@ -21,7 +21,7 @@ typedef struct {
   uint8_t ndim, flags, is_row_major, zero;
 } numbers;
 
-/* Read the first arguments. Owns: the caller releases m->numbers. */
+/* Owns: the caller releases m->numbers. */
 static int read_memory(PyObject* const* args, memory* m) {
   m->address = (uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
   if (!PyErr_Occurred()) m->size = PyLong_AsLongLong(args[1]);
@@ -36,9 +36,9 @@ static int read_memory(PyObject* const* args, memory* m) {
   return -1;
 }
 
-/* Make the tensor that the first of `left` bytes describe, and count those bytes. */
+/* Unpack the first tensor from `left` bytes; *used = the bytes it takes. */
 static DLManagedTensorVersioned* unpack_tensor(const memory* m, char* at, Py_ssize_t left,
-                                             Py_ssize_t* used) {
+                                               Py_ssize_t* used) {
   numbers n;
   Py_ssize_t row = 0;
   if (left >= (Py_ssize_t)sizeof n) {
@@ -49,7 +49,7 @@ static DLManagedTensorVersioned* unpack_tensor(const memory* m, char* at, Py_ssi
   if (left < (Py_ssize_t)sizeof n || left < *used || n.ndim > DLX_MAX_NDIM || n.is_row_major > 1 ||
       n.zero || n.code == kDLOpaqueHandle ||
       (n.flags & ~DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n.offset < 0 || n.offset > m->size)
-    return PyErr_Format(PyExc_ValueError, "its numbers describe no tensor"), NULL;
+    return PyErr_Format(PyExc_ValueError, "its numbers do not describe a tensor"), NULL;
   int64_t* shape = (int64_t*)(at + sizeof n);
   DLTensor like = {
       .data = (void*)(m->address + (uintptr_t)n.offset),
@@ -65,7 +65,7 @@ static DLManagedTensorVersioned* unpack_tensor(const memory* m, char* at, Py_ssi
   int64_t low, high;
   dlx_extent(&made->dl_tensor, flags, &low, &high);
   if (low < -n.offset || high > m->size - n.offset) {
-    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
+    PyErr_SetString(PyExc_ValueError, "its elements lie outside the memory");
     dlx_managed_own(made, NULL, NULL);
     dlx_managed_release(made);
     return NULL;
@@ -79,7 +79,6 @@ typedef struct {
   Py_ssize_t n;
 } tensors;
 
-/* A pending exception is kept. */
 static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = from; i < all->n; i++) dlx_managed_release(all->made[i]);
@@ -87,7 +86,7 @@ static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending_restore(pending);
 }
 
-/* Owns: the caller drops `all`. */
+/* Owns: the caller calls drop_all. */
 static int unpack_all(const memory* m, tensors* all) {
   char* first = m->numbers.buf;
   Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
@@ -103,7 +102,7 @@ static int unpack_all(const memory* m, tensors* all) {
   return -1;
 }
 
-/* Owns: takes both, and returns the list. Errors: NULL, also if `array` is NULL. */
+/* Owns: takes both, returns the list. Errors: NULL, also if `array` is NULL. */
 static PyObject* append_new(PyObject* list, PyObject* array) {
   if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
   Py_XDECREF(array);
@@ -111,8 +110,8 @@ static PyObject* append_new(PyObject* list, PyObject* array) {
 }
 
 PY_DOC(tensors_unpack,
-       "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive. ValueError "
-       "if `numbers` (a buffer of `numbers` structs) describe no tensor inside.");
+       "Return a list of dlx.Tensor in `size` bytes that `owner` keeps alive, as packed in the "
+       "buffer `numbers`. Raise ValueError for invalid numbers or tensors outside the memory.");
 static PyObject* tensors_unpack(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
@@ -127,8 +126,8 @@ static PyObject* tensors_unpack(PyObject* module, PyObject* const* args, Py_ssiz
   return list;
 }
 
-/* Hand all tensors to a target. Owns: takes those in `all`. Errors: NULL, without an exception if
- * the target does not take them as they are. */
+/* Hand all tensors to a target. Owns: takes the tensors. Errors: NULL, without an exception if the
+ * target cannot share one of them. */
 static PyObject* convert_all(const py_call* call, const py_pair* pair, tensors* all) {
   py_target* target = pair->target;
   py_offer offer = {.state = PY_TAKEN};
@@ -140,15 +139,16 @@ static PyObject* convert_all(const py_call* call, const py_pair* pair, tensors* 
   }
   PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
   i = 0;
-  while (list && i < all->n) list = append_new(list, target->make(call, target, all->made[i++], Py_None));
+  while (list && i < all->n)
+    list = append_new(list, target->make(call, target, all->made[i++], Py_None));
   drop_all(all, i);
   if (list == NULL && PyErr_Occurred()) py_error_forget();
   return list;
 }
 
 PY_DOC(arrays_unpack,
-       "Make a list of the target's arrays of what tensors_unpack takes. None if Python must do "
-       "it, or say what fails.");
+       "Unpack like tensors_unpack, and return a list of the target's arrays. Return None if the "
+       "Python path must convert them or find the error.");
 static PyObject* arrays_unpack(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
@@ -168,7 +168,7 @@ static PyObject* arrays_unpack(PyObject* module, PyObject* const* args, Py_ssize
   Py_RETURN_NONE;
 }
 
-/* Owns: borrowed. */
+/* Owns: the result is borrowed. */
 static const DLManagedTensorVersioned* get_tensor(PyObject* list, Py_ssize_t i) {
   PyObject* tensor = PyList_GET_ITEM(list, i);
   if (Py_IS_TYPE(tensor, &py_tensor_type)) return py_tensor_managed(tensor);
@@ -194,16 +194,17 @@ static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   return found;
 }
 
-/* Write the strides in a tuple, or a tensor's own for None; return whether they are row-major. */
-static int read_strides(PyObject* said, const DLTensor* t, int64_t* strides) {
+/* Read strides from a tuple, or from the tensor for None. Return whether they are row-major. */
+static int read_strides(PyObject* value, const DLTensor* t, int64_t* strides) {
   int64_t compact[DLX_MAX_NDIM];
   size_t bytes = (size_t)t->ndim * sizeof *strides;
-  if (said == Py_None) {
+  if (value == Py_None) {
     memcpy(strides, t->strides, bytes);
-  } else if (PyTuple_Check(said) && PyTuple_GET_SIZE(said) == t->ndim) {
-    for (int32_t i = 0; i < t->ndim; i++) strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(said, i));
+  } else if (PyTuple_Check(value) && PyTuple_GET_SIZE(value) == t->ndim) {
+    for (int32_t i = 0; i < t->ndim; i++)
+      strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
   } else {
-    PyErr_SetString(PyExc_ValueError, "expected None, or a stride for each dimension");
+    PyErr_SetString(PyExc_ValueError, "expected None or a stride for each dimension");
   }
   if (PyErr_Occurred()) return -1;
   dlx_compact_strides(t->ndim, t->shape, compact);
@@ -211,11 +212,11 @@ static int read_strides(PyObject* said, const DLTensor* t, int64_t* strides) {
 }
 
 PY_DOC(tensors_pack,
-       "Return the numbers for tensors_unpack as bytes; strides of None are the tensor's own.");
+       "Return bytes for tensors_unpack. An item of `strides` is a tuple, or None: the tensor's.");
 static PyObject* tensors_pack(PyObject* module, PyObject* args) {
   PyObject *tensors, *offsets, *strides;
-  if (!PyArg_ParseTuple(args, "O!O!O!:tensors_pack", &PyList_Type, &tensors, &PyList_Type,
-                        &offsets, &PyList_Type, &strides))
+  if (!PyArg_ParseTuple(args, "O!O!O!:tensors_pack", &PyList_Type, &tensors, &PyList_Type, &offsets,
+                        &PyList_Type, &strides))
     return NULL;
   Py_ssize_t count = PyList_GET_SIZE(tensors), room = 0, used = 0;
   if (PyList_GET_SIZE(offsets) != count || PyList_GET_SIZE(strides) != count)
