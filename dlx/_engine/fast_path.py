@@ -425,7 +425,7 @@ def _making(consumer: Target) -> dict[str, Any]:
 def _storage(target: Target) -> dict[int, Any] | None:
     """Return how dtypes are imported that the target takes under the name of a storage dtype of the same width."""
     dtypes = target.adapter.dtypes
-    pairs = [(DType(name), DType(storage)) for name, storage in target.storage_as_wide().items()]
+    pairs = [(DType(name), DType(storage)) for name, storage in target.equal_width_storage().items()]
     return {_key(dtype): (_key(stored), _viewed(dtypes, dtype)) for dtype, stored in pairs} or None
 
 
