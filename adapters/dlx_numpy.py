@@ -180,7 +180,7 @@ def _reads_right(array: Any, dtype: api.DType) -> bool:
     """Return whether `_dlx_numpy` reads in an array what numpy says of it."""
     strides = tuple(stride // array.itemsize for stride in array.strides)
     expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
-    return bool(_dlx_numpy.facts(array) == expected)
+    return bool(_dlx_numpy.read_facts(array) == expected)
 
 
 def _keeps_export(kind: Any) -> bool:
