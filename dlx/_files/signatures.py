@@ -18,6 +18,7 @@ OWN = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": 
 """Signatures of formats that dlx reads, or of which it lists the columns."""
 
 _EXPAND = "Expand it, and open what comes out: {} FILE."
+OPEN_ARRAYS = "Open a file of arrays, such as .npy, .npz, .safetensors or .gguf."
 _AGAIN = "Fetch it again: curl -fL -o FILE URL, with a token if the server asks for one."
 _ELSEWHERE = "Read it by {}, and convert the arrays."
 _ZARR = (
@@ -67,8 +68,8 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, re.compile(rb"(\x89PNG\r\n|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|BM.{4}\0\0\0\0|RIFF.{4}WEBP)", re.S),
      "it is an image", "Read it: dlx.convert(numpy.asarray(PIL.Image.open(path)), to=...)."),
     (0, re.compile(rb"(RIFF.{4}WAVE|fLaC|OggS|ID3)", re.S), "it is a sound", _ELSEWHERE.format("soundfile")),
-    (0, b"%PDF-", "it is a PDF document", ""),
-    (0, b"\x7fELF", "it is a program or a library", ""),
+    (0, b"%PDF-", "it is a PDF document", OPEN_ARRAYS),
+    (0, b"\x7fELF", "it is a program or a library", OPEN_ARRAYS),
 )  # fmt: skip
 
 # (a member that only such archives have; reason; fix)
@@ -77,8 +78,8 @@ _ZIPS = (
      "Read them: dlx.convert(torch.export.load(path).state_dict, to=...)."),
     ("model.weights.h5", "it is a model of Keras 3", "Open the model.weights.h5 that is in it: unzip FILE."),
     ("saved_model.pb", "it is a model of TensorFlow in a zip file", "Read it by tensorflow.saved_model.load."),
-    ("[Content_Types].xml", "it is a document of an office suite", ""),
-    ("META-INF/MANIFEST.MF", "it is a Java archive", ""),
+    ("[Content_Types].xml", "it is a document of an office suite", OPEN_ARRAYS),
+    ("META-INF/MANIFEST.MF", "it is a Java archive", OPEN_ARRAYS),
 )  # fmt: skip
 
 # (a member that only such folders have; reason; fix)
@@ -107,7 +108,7 @@ def other_file(start: bytes) -> FileError | None:
         return None
     if all(each.isprintable() or each in "\t\n\r\f" for each in text):
         kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "text"
-        return FileError(f"it is {kind}, which begins with {one_line(text.strip(), 40)!r}")
+        return FileError(f"it is {kind}, which begins with {one_line(text.strip(), 40)!r}", fix=OPEN_ARRAYS)
     return None
 
 
@@ -125,4 +126,5 @@ def other_zip(names: Sequence[str]) -> FileError:
         if any(name == member or name.endswith(f"/{member}") for name in names):
             return FileError(found, fix=fix)
     held = one_line(", ".join(names[:3]), 80) or "nothing"
-    return FileError(f"it is a zip file without arrays in it; it holds {held}{', ...' if len(names) > 3 else ''}")
+    reason = f"it is a zip file without arrays in it; it holds {held}{', ...' if len(names) > 3 else ''}"
+    return FileError(reason, fix=OPEN_ARRAYS)
