@@ -80,10 +80,10 @@ def open(
     ...     arrays[""]
     dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
     """
-    from dlx._files.mapping import FileView, mapped  # most programs open no file
+    from dlx._files.mapping import FileView, map_file  # most programs open no file
 
     request = request_of(to, device=device, readonly=readonly, detach=detach)
-    archive = mapped(Path(path), private=readonly == "share")
+    archive = map_file(Path(path), private=readonly == "share")
     named = to if device is None and readonly == "copy" and not detach else None
     view: FileView[Any] | None = None if named is None else plain_view(archive, named, FileView)
     if view is not None:  # a known target
