@@ -298,17 +298,25 @@ class ConversionError(DlxError, BufferError):
 class CopyRequiredError(ConversionError, ValueError):
     """The caller passed ``copy=False``, but the conversion needs a copy."""
 
+    usual_fix = "Drop copy=False."
+
 
 class ReadOnlyError(ConversionError, ValueError):
     """The memory is read-only, and the consumer cannot represent that."""
+
+    usual_fix = "Pass a writable copy."
 
 
 class LayoutError(ConversionError, ValueError):
     """The consumer cannot represent the memory layout (sparse, masked, null data, size overflow)."""
 
+    usual_fix = "Reshape or copy it in its own framework first."
+
 
 class DTypeError(ConversionError, TypeError):
     """The consumer has no such dtype."""
+
+    usual_fix = "Convert it to another dtype in its own framework first."
 
 
 class DeviceError(ConversionError, RuntimeError):
@@ -321,6 +329,8 @@ class DeviceNameError(DeviceError, ValueError):
 
 class StreamError(ConversionError, ValueError):
     """The stream is invalid for this device."""
+
+    usual_fix = "Leave stream out."
 
 
 class ProtocolError(ConversionError, ValueError):
