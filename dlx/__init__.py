@@ -67,7 +67,7 @@ _NAMES = {
     "_engine.trace": ("Trace", "trace"),
     "_protocols.pointer": ("from_managed", "from_pointer"),
     "_registry.listing": ("adapters",),
-    "_registry.natives": ("DType", "Device"),
+    "_registry.dtypes_and_devices": ("DType", "Device"),
     "_using.decorator": ("using",),
     "adapter.hookspecs": ("hookimpl",),
     "typing": ("SupportsDLPack",),

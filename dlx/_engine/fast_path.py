@@ -427,7 +427,7 @@ def _target_fields(consumer: Target) -> dict[str, Any]:
 def _storage(target: Target) -> dict[int, Any] | None:
     """Return the views for dtypes that the target imports as a storage dtype of the same width."""
     dtypes = target.adapter.dtypes
-    pairs = [(DType(name), DType(storage)) for name, storage in target.storage_as_wide().items()]
+    pairs = [(DType(name), DType(storage)) for name, storage in target.equal_width_storage().items()]
     return {_key(dtype): (_key(stored), _make_view(dtypes, dtype)) for dtype, stored in pairs} or None
 
 
