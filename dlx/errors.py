@@ -264,7 +264,8 @@ class DlxError(Exception):
 
     def advice(self, write: Callable[[str, Any], str] = format_option) -> str:
         """Return `fix` with its options formatted by ``write(name, value)``; without a value, it gets the name."""
-        return sentences(option_text(self.option, write, self.via), self._fix) or self.usual_fix
+        fix = sentences(option_text(self.option, write, self.via), self._fix)
+        return fix or ("" if self.brief.endswith(".") else self.usual_fix)  # texts of C may contain the fix
 
     def __str__(self) -> str:
         action = ""
@@ -322,6 +323,8 @@ class DTypeError(ConversionError, TypeError):
 
 class DeviceError(ConversionError, RuntimeError):
     """The device is unknown, missing, or unsupported by the consumer."""
+
+    usual_fix = "Move it to the host in its own framework first."
 
 
 class DeviceNameError(DeviceError, ValueError):

@@ -194,12 +194,13 @@ def c_texts():
     for path in sorted((ROOT / "c_src").rglob("*.[ch]")):
         code = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
         strings = r'(?:"(?:[^"\\]|\\.)*"\s*)+'
-        for status, text in re.findall(rf"(?:py_raise\(|\[-)(\w+)\]?(?:,| =)\s*({strings})", code):
+        for status, text in re.findall(rf"(?:py_raise\(\s*|\[-)(\w+)\]?(?:,| =)\s*({strings})", code):
             words = "".join(ast.literal_eval(each) for each in re.findall(r'"(?:[^"\\]|\\.)*"', text))
             words = re.sub(r"%(?:\.\d+)?(?:ll|z)?[a-zA-Z]", UNKNOWN, words)
             kind = _CLASSES[status].__name__ if status in _CLASSES else ""
             if kind or status == "status":
-                yield str(path.relative_to(ROOT)), kind or "by status", [words], []
+                reason, _, fix = words.partition(". ")
+                yield str(path.relative_to(ROOT)), kind or "by status", [reason], [fix]
 
 
 def table():
@@ -207,7 +208,7 @@ def table():
     files = {}
     for file, kind, reasons, fixes in (*calls(), *c_texts()):
         lines = [f"  {reason}" for reason in reasons if reason not in ("", UNKNOWN)]
-        lines += [f"  > {fix}" for fix in fixes if fix not in ("", UNKNOWN)] if lines else []
+        lines += [f"  > {fix}" for fix in fixes if fix] if lines else []
         if lines:
             files.setdefault(file, {})["\n".join([kind, *lines])] = None
     return "\n\n".join("\n".join([file, *rows]) for file, rows in files.items()) + "\n"
@@ -228,9 +229,10 @@ TICS = re.compile(
 """Constructs that need decoding: a reason or a fix is written with subject, verb and object."""
 
 VERBS = re.compile(
-    "(Allow|Call|Check|Cast|Compute|Convert|Copy|Correct|Decorate|Detach|Download|Draw|Drop|Export|Extract|Fetch|Fill|"
-    "Import|Install|Join|Keep|Leave|Make|Mark|Merge|Move|Name|Open|Override|Pass|Plan|Put|Read|Rename|Repair|Report|"
-    "Reshape|Return|Run|Save|Send|Set|Share|Split|Start|Swap|Switch|Take|Try|Uninstall|Update|Use|View|Wait|Write)\\b"
+    r"(If you [a-z ]+, )?(Do not|Allocate|Allow|Call|Check|Cast|Choose|Compute|Convert|Copy|Correct|Create|Decorate|"
+    r"Detach|Download|Draw|Drop|Export|Extract|Fetch|Fill|Give|Import|Install|Join|Keep|Leave|List|Make|Mark|Merge|Move|Name|"
+    r"Open|Override|Pass|Plan|Put|Read|Remove|Rename|Repair|Report|Reset|Reshape|Return|Run|Save|Send|Set|Share|Split|"
+    r"Start|Swap|Switch|Take|Try|Uninstall|Update|Use|View|Wait|Write|open)\b"
 )
 ENTRIES = []  # (file, class, reasons, fixes)
 for _block in TABLE.read_text(encoding="utf-8").split("\n\n"):
@@ -254,7 +256,7 @@ def test_reasons(file):
     """A reason is one short clause in plain English, without a full stop."""
     for name, kind, reasons, _ in ENTRIES:
         for reason in reasons if name == file else ():
-            assert not reason.endswith("."), reason
+            assert not reason.endswith(".") or reason.endswith("..."), reason
             assert len(reason.split()) <= LONGEST, reason
             assert not TICS.search(reason), reason
             assert not reason.endswith(":") or kind in FOREIGN, reason
@@ -273,9 +275,9 @@ def test_fixes(file):
     """A fix begins with a verb, ends with a full stop, and names what exists."""
     for name, _, _, fixes in ENTRIES:
         for fix in fixes if name == file else ():
-            if fix == "(option)" or fix.startswith("{"):
+            if fix == "(option)" or fix.startswith(("{", "value")):
                 continue
-            assert VERBS.match(fix) and fix.endswith((".", "!")), fix
+            assert VERBS.match(fix) and fix.endswith((".", "!", "}")), fix
             assert not TICS.search(fix), fix
             text = re.sub(r"\{\w*\}", "value", fix)
             advice.check_calls(text)

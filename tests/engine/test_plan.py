@@ -427,7 +427,7 @@ def test_targets_that_do_not_exist(to):
     """An unknown name, module or type is AdapterNotFoundError; known targets are listed."""
     plan = dlx.plan(b"abc", to=to)
     assert type(plan.error) is errors.AdapterNotFoundError
-    assert {"dlx", "numpy", "torch"} <= set(plan.error.fix.removeprefix("Known targets: ").rstrip(".").split(", "))
+    assert {"dlx", "numpy", "torch"} <= set(plan.error.fix.removeprefix("Use one of: ").rstrip(".").split(", "))
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(b"abc", to=to)
 
@@ -439,7 +439,7 @@ def test_types_that_are_no_target_name_one(np, torch, name, target):
     """A type that an adapter knows but does not list is refused, and the fix names a target that there is."""
     kind = functools.reduce(getattr, name.split(".")[1:], {"numpy": np, "torch": torch}[target])
     plan = dlx.plan(b"abc", to=kind)
-    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Say to={target!r}."
+    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Pass to={target!r}."
 
 
 # ---- how a plan reads ------------------------------------------------------------------------------------------------
