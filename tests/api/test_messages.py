@@ -53,7 +53,7 @@ def sources():
 
 
 def name_of(call):
-    """Return the last name of what is called."""
+    """Return the last name of the called expression."""
     return getattr(call.func, "id", getattr(call.func, "attr", ""))
 
 

@@ -1,4 +1,4 @@
-"""Names and native objects of dtypes, devices and targets; what is misspelt is answered with what was meant."""
+"""Names and native objects of dtypes, devices and targets; errors suggest the right spelling."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_what_is_no_dtype(wrong):
     ],
 )
 def test_a_dtype_that_is_misspelt(name, said):
-    """The nearest name, or why there is none."""
+    """The error suggests the nearest name, or the reason without one."""
     with pytest.raises(DTypeError, match=said):
         dlx.DType(name)
 
 
 def test_devices_of_frameworks():
-    """Wherever a device is asked for."""
+    """In every parameter for a device."""
     torch = pytest.importorskip("torch")
     jax = pytest.importorskip("jax")
     array = np.ones(3)
@@ -96,7 +96,7 @@ def test_devices_of_frameworks():
 
 
 def test_a_device_of_pyarrow():
-    """Buffers have one; what else pyarrow has is none."""
+    """Buffers have one; other objects of pyarrow are not devices."""
     pa = pytest.importorskip("pyarrow")
     device = pa.py_buffer(b"x").device
     assert dlx.Device(device) == dlx.Device("cpu")
