@@ -817,7 +817,7 @@ def test_a_wide_type_is_read(np):
 
 def test_the_target_is_known(np):
     """Its name is listed where there is none of another; what it makes is in it already."""
-    with pytest.raises(errors.AdapterNotFoundError, match="Known targets: arrow"):
+    with pytest.raises(errors.AdapterNotFoundError, match="Use one of: arrow"):
         dlx.convert(np.arange(2), to="arow")
     assert dlx.convert({"a": np.arange(2)}, to="arrow")["a"].readonly
 

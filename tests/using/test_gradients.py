@@ -138,7 +138,7 @@ def _leaves(found):
 def test_gradients_are_not_cut_without_a_word():
     """An argument that torch records is refused by its place, with both ways out; what it does not record passes."""
     same, x = dlx.using("jax")(lambda x: x), torch.ones(2, requires_grad=True)
-    with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*grad=True.*detach=True"):
+    with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*detach=True.*grad=True"):
         same(x)
     with pytest.raises(dlx.errors.ConversionError, match=r"at x\['a'\]\[1\]"):
         same({"a": [torch.ones(2), x]})
@@ -164,7 +164,7 @@ def test_detach_means_what_it_says():
 def test_numpy_has_no_gradients():
     """As a function's framework it is refused by name; its callers get plain results."""
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(dlx.errors.ConversionError, match="numpy computes no gradients"):
+    with pytest.raises(dlx.errors.ConversionError, match="numpy cannot compute gradients"):
         dlx.using("numpy", grad=True)(lambda x: x)(x)
     # numpy callers get plain results
     assert isinstance(dlx.using("jax", grad=True)(lambda x: x * 2)(np.ones(2)), np.ndarray)
@@ -178,7 +178,7 @@ def test_numpy_has_no_gradients():
 )
 def test_what_does_not_go_with_gradients(wrong):
     """The error names the option."""
-    with pytest.raises(TypeError, match=f"does not go with {next(iter(wrong))}="):
+    with pytest.raises(TypeError, match=f"cannot be combined with {next(iter(wrong))}="):
         dlx.using("jax", grad=True, **wrong)
 
 
@@ -668,7 +668,7 @@ def test_arguments_that_the_function_records_itself():
     own, times = torch.ones(2, requires_grad=True), lambda x, w: x * w
     for function in (dlx.using("torch")(times), dlx.using("torch", grad=True)(times)):
         assert isinstance(function(np.ones(2), own.detach()), np.ndarray)  # of the same types as what follows
-        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*of w,.* Say .*detach=True"):
+        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*records w .*detach=True"):
             function(np.ones(2), own)
         with torch.no_grad():
             assert isinstance(function(np.ones(2), own), np.ndarray)
@@ -1069,7 +1069,7 @@ def test_random_numbers_that_others_draw_meanwhile(caplog):
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     call = dlx.using("torch", grad=True, result_like=like)(function)
     caplog.set_level("CRITICAL", "jax")  # it would keep the traceback
-    with pytest.raises(Exception, match="drew other random numbers on the way back"):
+    with pytest.raises(Exception, match="drew other random numbers in the backward pass"):
         jax.block_until_ready(jax.jit(jax.grad(lambda x: call(x).sum()))(x))
     others.clear()
     plain = dlx.using("torch", grad=True, result_like=like)(functools.partial(function, drops=False))

@@ -261,7 +261,7 @@ def test_no_stream_orders_nothing(cuda, caller, callee):
 def test_what_is_no_stream_is_refused_before_the_call(cuda, caller, callee):
     """The function is not called."""
     called = []
-    with pytest.raises(StreamError, match="Say 1"):
+    with pytest.raises(StreamError, match="Pass 1"):
         dlx.using("libb", stream=0)(called.append)(caller.made())
     assert not called
 

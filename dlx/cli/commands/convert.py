@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             with _of(source):
                 items, others, names = _items(archive, source)
             if not items:
-                raise FileError("there is no array in it", fix="dlx inspect lists what is.")
+                raise FileError("there is no array in it", fix="Run dlx inspect to list its contents.")
             total = sum(item.nbytes for item in items)
             kept = {key: text for key, text in archive.metadata.items() if isinstance(text, str)}
             kept = kept if target.suffix in (".safetensors", ".arrow") else {}
