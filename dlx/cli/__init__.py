@@ -32,12 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit
         By argparse: 0 after ``--help`` and ``--version``.
     """
-    from dlx.cli.arguments import WrongCall, parser
+    from dlx.cli.arguments import WrongCall, build_parser
 
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     command = ""
     try:
-        arguments = parser().parse_args(words)
+        arguments = build_parser().parse_args(words)
         command = arguments.command
         return _run(arguments)
     except WrongCall as error:

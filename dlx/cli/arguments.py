@@ -39,7 +39,7 @@ def _status(strict: str = "") -> str:
     return "\n  ".join(["exit status", *lines])
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = _Parser(
         prog="dlx",

@@ -66,12 +66,12 @@ class Source:
         return len(self.entries) == 1 and not self.entries[0].path
 
 
-def extents(shape: tuple[int, ...] | None) -> str:
+def shape_text(shape: tuple[int, ...] | None) -> str:
     """Return a shape as text."""
     return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def counted(number: int, word: str) -> str:
+def plural(number: int, word: str) -> str:
     """Return a number with the word that it counts, in the plural for several."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
@@ -140,13 +140,13 @@ def folds(entries: Sequence[Entry], *, everything: bool, least: int = MANY + 1) 
 def show_arrays(found: list[Fold], columns: list[str], cells: Cells, screen: Screen, *, everything: bool) -> None:
     """Print a row for each fold; `cells` gives its columns after name and count."""
 
-    def summed(few: Sequence[Fold]) -> list[Cell]:
+    def total_cells(few: Sequence[Fold]) -> list[Cell]:
         size = amount(nbytes_of(few))
         return [size if column == ">bytes" else "" for column in columns]
 
     rows = list(_rows(found))
     shown = rows if everything else rows[:MAX_SHOWN]
-    table = [[name, count, *(cells(few[0]) if len(few) == 1 else summed(few))] for name, count, few in shown]
+    table = [[name, count, *(cells(few[0]) if len(few) == 1 else total_cells(few))] for name, count, few in shown]
     screen.table(["/name", ">count", *columns], table)
     hidden = sum(len(few) == 1 for _, _, few in rows[len(shown) :])
     if hidden:

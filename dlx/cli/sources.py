@@ -44,7 +44,7 @@ from dlx._support.reflect import exception_text, type_name
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
 from dlx._views.base import View
-from dlx.cli.model import BadInput, Entry, Source, counted
+from dlx.cli.model import BadInput, Entry, Source, plural
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import DlxError, FileError, path_text, sentences
 from dlx.typing import Readonly
@@ -69,7 +69,7 @@ def open_sources(
     failed: list[BadInput | DlxError] = []
     for word in words:
         try:
-            for name in _names(word):
+            for name in _expand_word(word):
                 try:
                     with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
                         sources.append(_open_source(path, screen, "-" if name == "-" else "", readonly))
@@ -82,14 +82,14 @@ def open_sources(
     return sources, failed
 
 
-def _names(word: str) -> Iterator[str]:
+def _expand_word(word: str) -> Iterator[str]:
     """Give the names of all sources that one word names."""
     shown = one_line(word, 120)
     if _URL.match(word):
         raise BadInput(f"{shown}: dlx reads files of this machine only: fetch it first, for instance with curl -LO")
     with contextlib.suppress(OSError, ValueError):  # opening it fails, too
         if os.path.isdir(word):  # noqa: PTH112
-            yield from _folder(Path(word), shown)
+            yield from _list_folder(Path(word), shown)
             return
         if not os.path.lexists(word) and _GLOB.search(word):
             found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207
@@ -97,12 +97,12 @@ def _names(word: str) -> Iterator[str]:
                 raise BadInput(f"{shown}: no file has a name like this")
             if found:
                 for each in found:
-                    yield from _names(each)
+                    yield from _expand_word(each)
                 return
     yield word
 
 
-def _folder(path: Path, shown: str) -> list[str]:
+def _list_folder(path: Path, shown: str) -> list[str]:
     """Return the files of a folder that dlx reads; the folder itself if it is one checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
     if identify_folder(path) is not None or any(name.endswith(INDEX) for name in names):
@@ -138,7 +138,7 @@ def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | No
             raise BadInput("an empty name stands for nothing")
         if _exists(path):
             with screen.working(f"reading {name}"):
-                source = _file(path, readonly)
+                source = _open_file(path, readonly)
                 return replace(source, name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
@@ -168,13 +168,13 @@ def _exists(path: Path) -> bool:
         raise
 
 
-def _file(path: Path, readonly: Readonly | None) -> Source:
+def _open_file(path: Path, readonly: Readonly | None) -> Source:
     with open_file(path) as file:
         kind = detect_kind(file)
         if kind in LIBRARY_KINDS:
             readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
             return readers[kind](file, readonly or "copy")
-        arrays = {} if readonly is None else {each.path: each.obj for each in _opened(path, readonly)}
+        arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
         with read_contents(file, kind) as parts:
             entries = tuple(_stored_entry(each, arrays) for _, contents in parts for each in contents.entries)
             for _, contents in parts:
@@ -189,7 +189,7 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
             return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
 
 
-def _opened(path: Path, readonly: Readonly) -> list[Entry]:
+def _map_entries(path: Path, readonly: Readonly) -> list[Entry]:
     """Return the arrays of `dlx.open`, which are planned."""
     return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
 
@@ -226,10 +226,10 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
 def _read_torch(file: File, readonly: Readonly) -> Source:
     """List a checkpoint of torch."""
     loaded, saved = load_checkpoint(file)
-    entries, rest = entries_of(loaded, dotted)
+    entries, rest = entries_of(loaded, dotted_path)
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
-    notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
+    notes += [f"{plural(rest, 'value')} of other kinds"] if rest else []
     if not entries:
         raise FileError("there is no tensor in it")
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
@@ -237,7 +237,7 @@ def _read_torch(file: File, readonly: Readonly) -> Source:
 
 def _read_arrow(file: File, readonly: Readonly) -> Source:
     """List the columns of an Arrow IPC file, or of a stream in a file."""
-    entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _opened(file.path, readonly))
+    entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _map_entries(file.path, readonly))
     return Source(str(file.path), ".arrow", entries, file.size)
 
 
@@ -247,7 +247,7 @@ def _read_parquet(file: File, _: Readonly) -> Source:
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
             rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
-            entries = tuple(_column(pa, field, rows) for field in found.schema_arrow)
+            entries = tuple(_describe_column(pa, field, rows) for field in found.schema_arrow)
     except Exception as error:
         raise reader_error("pyarrow", error) from error
     try:
@@ -264,7 +264,7 @@ def _why_no_array(column: Any) -> str:
     return sentences(error.reason, error.fix) if isinstance(error, DlxError) else ""
 
 
-def _column(pa: Any, field: Any, rows: int) -> Entry:
+def _describe_column(pa: Any, field: Any, rows: int) -> Entry:
     """Describe a column by its schema."""
     empty, name = pa.nulls(0, field.type), str(field.type)
     refused = _why_no_array(empty)
@@ -292,7 +292,7 @@ def _read_object(name: str, module: str, path: str) -> Source:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"
             raise BadInput(f"there is no module {error.name!r} {here}") from error
-        raise BadInput(f"importing {module} failed: {_said(error)}") from error
+        raise BadInput(f"importing {module} failed: {_one_line(error)}") from error
     try:
         for attribute, index in _STEP.findall(path):
             obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
@@ -300,8 +300,10 @@ def _read_object(name: str, module: str, path: str) -> Source:
         if isinstance(error, ValueError | SyntaxError) and not attribute:
             raise BadInput(f"[{index}] is no number and no text in quotes") from error
         if isinstance(error, AttributeError | LookupError):
-            raise BadInput(f"{module} has no {path}: {_said(error)}{_instead(module, path, attribute)}") from error
-        raise BadInput(f"{module}.{path} fails when it is looked up: {_said(error)}") from error
+            raise BadInput(
+                f"{module} has no {path}: {_one_line(error)}{_suggest_names(module, path, attribute)}"
+            ) from error
+        raise BadInput(f"{module}.{path} fails when it is looked up: {_one_line(error)}") from error
     found = type_name(type(obj))
     notes = [f"imported {module}, which ran its code"]
     try:
@@ -310,25 +312,25 @@ def _read_object(name: str, module: str, path: str) -> Source:
             obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
         elif isinstance(obj, View):
             notes.append("a lazy view: these are the arrays of its source, and nothing was converted")
-        entries, others = entries_of(obj, dotted if state else lambda path: path_text(path, ""))
+        entries, others = entries_of(obj, dotted_path if state else lambda path: path_text(path, ""))
     except (DlxError, MemoryError):
         raise
     except (Exception, SystemExit) as error:  # of the object's own code
-        raise BadInput(f"{found} cannot be looked at: {_said(error)}") from error
+        raise BadInput(f"{found} cannot be looked at: {_one_line(error)}") from error
     if not entries:
         held = "whose state_dict() holds no array" if state else "which is no array and holds none"
         raise BadInput(f"its type is {found}, {held}")
     if others:
-        notes.append(f"{counted(others, 'value')} of other kinds")
+        notes.append(f"{plural(others, 'value')} of other kinds")
     return Source(name, "object", tuple(entries), notes=tuple(notes))
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return an error in one line."""
     return one_line(exception_text(error, 240), 300)
 
 
-def _instead(module: str, path: str, attribute: str) -> str:
+def _suggest_names(module: str, path: str, attribute: str) -> str:
     """Return a sentence that names what a module has instead of a missing name."""
     if path != attribute:
         return ""
@@ -338,7 +340,7 @@ def _instead(module: str, path: str, attribute: str) -> str:
     return f". It has {', '.join(found[:8])}" if found else ""
 
 
-def dotted(path: tuple[Any, ...]) -> str:
+def dotted_path(path: tuple[Any, ...]) -> str:
     """Return a path in a file, or in a state dict, without Python's brackets around names."""
     steps = [f".{one_line(key)}" if type(key) in (str, errors.Attribute) else path_text((key,), "") for key in path]
     return "".join(steps).removeprefix(".")
@@ -351,7 +353,7 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
     """
     handler = lookup.kind(type(root)).handler
     if handler is None:
-        entry = _entry("", root)
+        entry = _describe("", root)
         return ([], 1) if entry is None else ([entry], 0)
     failures = Failures("", collect=True)
     tree = Tree(root, handler, failures)
@@ -361,27 +363,27 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
     stands = Counter(children)
     entries = []
     for i, array in enumerate(tree.arrays):
-        entry = _entry(named(tree.path(i)), array)
+        entry = _describe(named(tree.path(i)), array)
         if entry is not None:
             again = (f"in {stands[id(array)]} places",) if stands[id(array)] > 1 else ()
             entries.append(replace(entry, notes=(*entry.notes, *again)))
-    entries += [_refused(named(error.path), error.source, error) for error in failures.errors]
+    entries += [_refused_entry(named(error.path), error.source, error) for error in failures.errors]
     return entries, sum(each not in known for each in children)
 
 
-def _refused(path: str, what: str, error: DlxError) -> Entry:
+def _refused_entry(path: str, what: str, error: DlxError) -> Entry:
     refused = one_line(sentences(error.reason, error.fix))
     return Entry(path, None, what, None, None, "?", refused=refused, error=error)
 
 
-def _entry(path: str, obj: Any) -> Entry | None:
+def _describe(path: str, obj: Any) -> Entry | None:
     """Describe an object; None if it is no array."""
     try:
         info = describe(obj)
     except errors.AdapterNotFoundError:
         return None
     except errors.ConversionError as error:
-        return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
+        return replace(_refused_entry(path, type_name(type(obj)), error), obj=obj, error=None)
     device = "?" if info.device is None else str(info.device)
     known = info.shape is not None and (info.dtype is not None or info.nbytes)
     return Entry(
@@ -416,7 +418,7 @@ def capsule_facts(obj: Any) -> dict[str, Any]:
             capsule = obj.__dlpack__()
         return _read_capsule(capsule)
     except (Exception, SystemExit) as error:
-        return {"refused": _said(error)}
+        return {"refused": _one_line(error)}
 
 
 def _read_capsule(capsule: Any) -> dict[str, Any]:

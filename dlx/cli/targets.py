@@ -23,10 +23,10 @@ from dlx.errors import ConversionError, DlxError, format_option, sentences
 
 _ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
 
-_PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
+_NAMED_BY_OUTCOME = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
 
 
-def on_the_command_line(name: str, value: Any) -> str:
+def command_option(name: str, value: Any) -> str:
     """Return an option of `dlx.convert` as commands have it; without a value its name."""
     if name == "copy" and value is not None:
         value = COPY[value]
@@ -51,15 +51,15 @@ class Outcome:
         if self.error is not None:
             return self.error.brief if brief else self.error.reason
         said = ((step.do, step.reason(write, brief=brief)) for step in self.steps)
-        return "; ".join(text if do in _PLAIN else f"{do}: {text}" for do, text in said)
+        return "; ".join(text if do in _NAMED_BY_OUTCOME else f"{do}: {text}" for do, text in said)
 
-    def shown(self) -> str:
+    def short_text(self) -> str:
         """Return the reason in brief and the advice, with options of the command."""
-        return sentences(self.why(on_the_command_line, brief=True), self.advice())
+        return sentences(self.why(command_option, brief=True), self.advice())
 
     def advice(self) -> str:
         """Return the fix of a refusal, with options of the command."""
-        return "" if self.error is None else self.error.advice(on_the_command_line)
+        return "" if self.error is None else self.error.advice(command_option)
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it, in words of `dlx.convert`."""
@@ -73,23 +73,23 @@ def can_be_target(adapter: Adapter) -> bool:
     return type(adapter).capabilities is not Adapter.capabilities
 
 
-def installed() -> list[str]:
+def installed_targets() -> list[str]:
     """Return the targets whose package is here; nothing is imported."""
-    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
+    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_installed(adapter.package)]
 
 
-def _is_here(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False
 
 
-def chosen(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
+def parse_targets(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
     """Return the targets of a comma-separated list, of ``all``, or of ``none`` if that is allowed."""
     words = default if words is None else words.strip()
     if words == "all":
-        return installed()
+        return installed_targets()
     if words == "none" and none:
         return []
     # The fast path knows a target by the very object, as it stands in a program.
@@ -144,7 +144,7 @@ def show(found: Sequence[Outcome], screen: Screen) -> None:
     rows: list[list[Cell]] = []
     firsts: dict[str, str] = {}
     for each in found:
-        why = each.shown()
+        why = each.short_text()
         first = firsts.setdefault(why, each.target)
         again = first != each.target and len(why) > SHORT
         copied = amount(each.nbytes) if each.nbytes != 0 else ""

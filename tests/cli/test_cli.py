@@ -15,7 +15,7 @@ from command import COMMANDS, dlx, here, refused, shown_on
 from files import npy, safetensors
 
 from dlx._support.screen import Screen
-from dlx.cli.arguments import parser
+from dlx.cli.arguments import build_parser
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
@@ -157,7 +157,7 @@ def test_screens_fit_a_terminal(tmp_path, width):
         ["devices", "--driver"],
     ):
         shown = io.StringIO()
-        arguments = parser().parse_args(words)
+        arguments = build_parser().parse_args(words)
         module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
         assert module.run(arguments, Screen(arguments.command, file=shown, width=width)) == 0
         lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines()

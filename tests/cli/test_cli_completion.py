@@ -13,7 +13,7 @@ import time
 import pytest
 from command import COMMANDS, document, here
 
-from dlx.cli.arguments import SHELLS, parser
+from dlx.cli.arguments import SHELLS, build_parser
 
 pytest.importorskip("shtab")
 
@@ -55,7 +55,7 @@ CASES = [  # the words so far, and what is offered
 
 def parsers():
     """Return the parser of each command, and that of `dlx` itself."""
-    top = parser()
+    top = build_parser()
     (commands,) = (each for each in top._actions if each.nargs == argparse.PARSER)
     return [top, *commands.choices.values()]
 

@@ -86,7 +86,7 @@ def test_a_driver_that_lacks_functions(monkeypatch, tmp_path):
 
 def test_devices_of_frameworks(np, monkeypatch):
     """Each framework's own object, its name in dlx, and whether dlx brings arrays there."""
-    monkeypatch.setattr("dlx.cli.targets.installed", lambda: ["dlx", "numpy"])
+    monkeypatch.setattr("dlx.cli.targets.installed_targets", lambda: ["dlx", "numpy"])
     (found,) = document("devices")["frameworks"]["numpy"]["devices"]
     assert found == {"device": "cpu", "dlpack": [1, 0], "native": "'cpu'", "taken": True}
     rows = [line.split() for line in here("devices", "numpy")[1].splitlines()]

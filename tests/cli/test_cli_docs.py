@@ -63,9 +63,9 @@ def test_json_has_the_documented_keys(command, tmp_path, monkeypatch):
 def test_every_command_and_status_is_documented():
     """The table of commands and that of exit statuses are those of --help."""
     assert tuple(re.findall(r"^\| `dlx ([\w-]+)", TEXT, re.MULTILINE)) == COMMANDS
-    from dlx.cli.arguments import parser
+    from dlx.cli.arguments import build_parser
 
-    statuses = re.findall(r"^  ([\d, ]+?)  ", parser().format_help().partition("exit status\n")[2], re.MULTILINE)
+    statuses = re.findall(r"^  ([\d, ]+?)  ", build_parser().format_help().partition("exit status\n")[2], re.MULTILINE)
     table = TEXT.partition("## Exit status")[2].partition("##")[0]
     assert [each.strip() for each in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)] == statuses
 

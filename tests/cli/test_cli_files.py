@@ -350,7 +350,7 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
 import dlx as package
 from dlx.cli import main
-from dlx.cli.targets import installed
+from dlx.cli.targets import installed_targets
 sys.exit(main(sys.argv[1:]))
 """
     status, _, err = dlx("inspect", tmp_path / "x.pt", code=code)

@@ -17,7 +17,7 @@ from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.adapter.base import version_of
 from dlx.cli import probe
 from dlx.cli.commands import doctor
-from dlx.cli.targets import array_of, installed
+from dlx.cli.targets import array_of, installed_targets
 
 DTYPES = [dtype.name for dtype in package.DType.all()]
 
@@ -235,7 +235,7 @@ def test_the_matrix_is_that_of_the_documentation(np):
 
 def _version(name):
     """Return the version of a framework, None where it is not installed."""
-    if name not in installed():
+    if name not in installed_targets():
         return None
     return version_of(registry.target(name).adapter)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import dlx
 from dlx.cli import main
-from dlx.cli.targets import installed
+from dlx.cli.targets import installed_targets
 from dlx.errors import DlxError, path_text
 from examples import examples
 
@@ -104,7 +104,7 @@ def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
     write, packages = WRITERS[kind]
     for package in packages:
         pytest.importorskip(package)
-    targets = [name for name in [*installed(), "arrow"] if name != "dask"]  # which makes its chunks later
+    targets = [name for name in [*installed_targets(), "arrow"] if name != "dask"]  # which makes its chunks later
 
     @settings(
         max_examples=examples(160), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dlx._support.screen import Screen
-from dlx.cli.arguments import parser
+from dlx.cli.arguments import build_parser
 from dlx.cli.model import BadInput
 
 _FILES = ("SOURCE", "IN", "OUT", "FILE", "FOLDER")  # metavars of files
@@ -19,13 +19,13 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if error.name != "shtab":
             raise
         raise BadInput("`dlx completion` needs shtab: pip install shtab") from None
-    script = shtab.complete(_with_files(parser()), arguments.shell)
+    script = shtab.complete(_mark_files(build_parser()), arguments.shell)
     screen.block(script.rstrip("\n"))
     screen.document({"shell": arguments.shell, "script": script})
     return 0
 
 
-def _with_files(found: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _mark_files(found: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Mark the arguments that are files, for shtab."""
     import shtab
 
@@ -33,7 +33,7 @@ def _with_files(found: argparse.ArgumentParser) -> argparse.ArgumentParser:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 command.description = " ".join((command.description or "").split())  # shtab shows its first line
-                _with_files(command)
+                _mark_files(command)
         elif action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif not action.option_strings and action.choices is None:

@@ -19,8 +19,8 @@ from dlx._registry import lookup
 from dlx._registry.generic import Deferred
 from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
-from dlx.cli.model import BadInput, counted
-from dlx.cli.sources import dotted, entries_of, stdin_file
+from dlx.cli.model import BadInput, plural
+from dlx.cli.sources import dotted_path, entries_of, stdin_file
 from dlx.errors import DlxError, FileError, sentences
 
 
@@ -32,18 +32,18 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     with contextlib.ExitStack() as stack:
         path = Path(stack.enter_context(stdin_file(screen)) if source == "-" else source)
         try:
-            with _of(source):
+            with _naming_file(source):
                 archive = map_file(path)
             stack.callback(archive.close)
-            with _of(source):
-                items, others, names = _items(archive, source)
+            with _naming_file(source):
+                items, others, names = _collect_items(archive, source)
             if not items:
                 raise FileError("there is no array in it", fix="dlx inspect lists what is.")
             total = sum(item.nbytes for item in items)
             kept = {key: text for key, text in archive.metadata.items() if isinstance(text, str)}
             kept = kept if target.suffix in (".safetensors", ".arrow") else {}
             with (
-                _of(str(target)),
+                _naming_file(str(target)),
                 replace_file(target, force=arguments.force) as file,
                 screen.bytes_done(f"writing {target}", total) as done,
             ):
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             where = source if error.source in (None, "", str(path)) else error.source
             raise BadInput(f"{one_line(where, 120)}: {sentences(error.reason, error.fix)}") from error.__cause__
     size, lost = target.stat().st_size, len(archive.metadata) - len(kept)
-    screen.line((str(target), "name"), f"  {counted(len(items), 'array')}, file of {amount(size)}")
-    notes = [f"left out: {counted(others, 'value')} of other kinds"] if others else []
+    screen.line((str(target), "name"), f"  {plural(len(items), 'array')}, file of {amount(size)}")
+    notes = [f"left out: {plural(others, 'value')} of other kinds"] if others else []
     notes += [f"left out: {one_line(', '.join(names), 200)}, without an array"] if names else []
     notes += [f"left out: {lost:,} of metadata, for which {target.suffix} has no place"] if lost else []
     for note in notes:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 @contextlib.contextmanager
-def _of(file: str) -> Iterator[None]:
+def _naming_file(file: str) -> Iterator[None]:
     """Name the file that cannot be read or written: else the failure would be taken for one of stdout."""
     try:
         yield
@@ -76,7 +76,7 @@ def _of(file: str) -> Iterator[None]:
         raise BadInput(f"{one_line(file, 120)}: {error.strerror or error}") from error
 
 
-def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
+def _collect_items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
     """Return the arrays of a file, which are read later, the number of other values, and names without an array."""
     items: dict[str, Item] = {}
     names: list[str] = []
@@ -86,25 +86,25 @@ def _items(archive: Archive, source: str) -> tuple[list[Item], int, list[str]]:
     def add(name: str, known: Any, refused: str, get: Callable[[], Any]) -> None:
         if name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one of them in IN.")
-        info = _describe(name, known, refused)
-        items[name] = Item(name, info.dtype, info.shape, _reader(get, source))
+        info = _describe_or_refuse(name, known, refused)
+        items[name] = Item(name, info.dtype, info.shape, _create_reader(get, source))
 
     for key in archive:
         value = archive[key]
         if isinstance(value, Deferred) and value.info.dtype_name in NO_ARRAYS:
             names.append(str(key))
             continue
-        if lookup.kind(type(value)).handler is None and entries_of(value, dotted)[0]:
+        if lookup.kind(type(value)).handler is None and entries_of(value, dotted_path)[0]:
             add(str(key) or stem, value, "", functools.partial(archive.__getitem__, key))
             continue
-        entries, rest = entries_of({key: value}, dotted)  # a .pt file holds trees, and plain data
+        entries, rest = entries_of({key: value}, dotted_path)  # a .pt file holds trees, and plain data
         others += rest
         for each in entries:
             add(each.path, each.obj, each.refused, functools.partial(getattr, each, "obj"))
     return list(items.values()), others, names
 
 
-def _describe(name: str, obj: Any, refused: str) -> Any:
+def _describe_or_refuse(name: str, obj: Any, refused: str) -> Any:
     """Describe an array before it is read, or refuse it."""
     error = None if refused else plan(obj, to="dlx", device="cpu", detach=True).error
     if isinstance(error, DlxError):
@@ -114,9 +114,9 @@ def _describe(name: str, obj: Any, refused: str) -> Any:
     return describe(obj)
 
 
-def _reader(get: Callable[[], Any], source: str) -> Callable[[], Any]:
+def _create_reader(get: Callable[[], Any], source: str) -> Callable[[], Any]:
     def read() -> Any:
-        with _of(source):
+        with _naming_file(source):
             return convert(get(), to="dlx", device="cpu", detach=True)
 
     return read

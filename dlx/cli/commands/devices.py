@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _frameworks(names: list[str]) -> list[str]:
-    installed = [name for name in targets.installed() if name != "dlx"]
+    installed = [name for name in targets.installed_targets() if name != "dlx"]
     for name in names:
         if name not in installed:
             raise BadInput(f"{one_line(name)!r} is no framework installed here. Installed: {', '.join(installed)}")

@@ -22,7 +22,7 @@ from dlx._support.screen import Cell, Screen
 from dlx._support.text import one_line
 from dlx._version import __version__
 from dlx.adapter.base import installed_version
-from dlx.cli.model import BadInput, counted
+from dlx.cli.model import BadInput, plural
 from dlx.cli.probe import ask
 from dlx.cli.targets import can_be_target
 
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     for row in rows:
         if arguments.load and row.status in ("ready", "installed"):
             with screen.working(f"importing {row.name}"):
-                _try(row)
-    conflict, core = _conflict(), _core()
+                _load(row)
+    conflict, core = _find_conflict(), _core_facts()
     _show(rows, conflict, core, arguments, screen)
     documents = [row.document(arguments.verbose) for row in rows]
     screen.document({"adapters": documents, "conflict": conflict or None, **core})
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     return 1 if arguments.strict and (conflict or any(row.status not in wanted for row in rows)) else 0
 
 
-def _conflict() -> str:
+def _find_conflict() -> str:
     """Return a sentence if the `dlx` of PyPI, another project, is installed as well: both own dlx/__init__.py."""
     try:
         version = metadata.version("dlx")
@@ -106,7 +106,7 @@ def _rows() -> list[Row]:
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
         row.name = adapter.name
         try:
-            found = adapter.package in sys.modules or _has(adapter.package)
+            found = adapter.package in sys.modules or _is_installed(adapter.package)
         except Exception as error:  # a parent package that fails to import
             row.cause, row.details = one_line(message_of(error, 240), 300), traceback.format_exc()
             continue
@@ -116,7 +116,7 @@ def _rows() -> list[Row]:
     return sorted(rows, key=lambda row: ([*_STYLES].index(row.status), row.name))
 
 
-def _has(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     """Return whether a package can be found. Its parent is imported for it, and may be missing."""
     try:
         return importlib.util.find_spec(package) is not None
@@ -126,7 +126,7 @@ def _has(package: str) -> bool:
         return False
 
 
-def _try(row: Row) -> None:
+def _load(row: Row) -> None:
     """Import a row's framework in another process."""
     answer = ask("framework", row.name)
     if "broken" in answer:
@@ -165,10 +165,10 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
         screen.line(("installed: not imported; --load imports and tries each in a process of its own", "quiet"))
     screen.line("")
     screen.line(("to paste into a report:", "quiet"))
-    screen.block(_paste(rows, core))
+    screen.block(_report(rows, core))
 
 
-def _core() -> dict[str, Any]:
+def _core_facts() -> dict[str, Any]:
     """Return facts of this Python and of the compiled core; no path of this machine."""
     from dlx import _ffi
 
@@ -190,7 +190,7 @@ def _core() -> dict[str, Any]:
     }
 
 
-def _paste(rows: list[Row], facts: dict[str, Any]) -> str:
+def _report(rows: list[Row], facts: dict[str, Any]) -> str:
     """Return the block to paste into a report."""
     core = facts["core"]
     built = f"built by {core['compiler']}: {core['flags']}"
@@ -205,7 +205,7 @@ def _paste(rows: list[Row], facts: dict[str, Any]) -> str:
         parts = [row.status]
         if row.facts:
             parts += [f"DLPack {row.dlpack()}", "exchange API" if row.facts["exchange_api"] else "no exchange API"]
-            parts.append(counted(len(row.facts["defects"]), "known defect"))
+            parts.append(plural(len(row.facts["defects"]), "known defect"))
         parts += [one_line(row.cause, 160)] if row.status == "broken" else []
         lines.append(f"{row.name} {row.version}".rstrip() + f": {', '.join(parts)}")
     return textwrap.indent("\n".join(lines), "    ")

@@ -77,7 +77,7 @@ def _mark(word: str, name: str) -> Cell:
 
 def _run_live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
-        origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
+        origins, goals = targets.parse_targets(arguments.origin), targets.parse_targets(arguments.to)
     found = adapters()
     names = _names(found[name] for name in {*origins, *goals})
     both = [(origin, dtype) for origin in origins for dtype in names]
