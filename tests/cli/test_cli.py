@@ -162,7 +162,7 @@ def test_screens_fit_a_terminal(tmp_path, width):
         assert module.run(arguments, Screen(arguments.command, file=shown, width=width)) == 0
         lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines()
         if words == ["doctor"]:
-            lines = lines[: lines.index("to paste into a report:")]  # what is pasted is not folded
+            lines = lines[: lines.index("for bug reports:")]  # what is pasted is not folded
         assert lines and max(map(len, lines)) <= width
         _, plain = here(*words)
         if words[0] in ("inspect", "plan", "dtypes", "matrix"):  # nothing is cut off, however narrow
@@ -246,13 +246,13 @@ def test_a_full_disk_is_one_line(words):
     """Exit status 2: the output is not whole."""
     status, _, err = shell(words, "> /dev/full")
     name = f"dlx {words[0]}" if words[0][0] != "-" else "dlx"
-    assert (status, err) == (2, f"{name}: stdout could not be written: No space left on device\n")
+    assert (status, err) == (2, f"{name}: cannot write to stdout: No space left on device\n")
 
 
 @pytest.mark.parametrize("words", WRITING[:3])
 def test_a_closed_stdout_is_one_line(words):
     """It is not taken for success."""
-    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: stdout could not be written: it is closed\n")
+    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: cannot write to stdout: it is closed\n")
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
@@ -325,7 +325,7 @@ def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
     monkeypatch.delenv("DLX_TRACEBACK", raising=False)
     assert main(["doctor"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "a fault of dlx: KeyError: 'a\\nb'" in said and "DLX_TRACEBACK=1" in said
+    assert said.count("\n") == 1 and "internal error of dlx: KeyError: 'a\\nb'" in said and "DLX_TRACEBACK=1" in said
     monkeypatch.setenv("DLX_TRACEBACK", "1")
     with pytest.raises(KeyError):
         main(["doctor"])
@@ -358,7 +358,7 @@ def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatc
     coloured, plain = shown
     assert coloured.startswith("\x1b[1;31mdlx inspect:\x1b[0m") and "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
-    words = ["dlx", "inspect:", "a-file_that.is/not_there.npy:", "there", "is", "no", "such", "file,"]
+    words = ["dlx", "inspect:", "a-file_that.is/not_there.npy:", "no", "such", "file,"]
     assert plain.split()[: len(words)] == words
     assert all(len(line) <= width or len(line.split()) == 1 for line in plain.splitlines())
 

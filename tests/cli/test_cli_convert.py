@@ -140,7 +140,7 @@ def test_no_dtype_is_changed(tmp_path, capsys, kind):
     ("words", "because"),
     [
         (["x.npz", "y.npy"], "x.npz: a .npy file stores one array, found 12. Write .npz or .safetensors."),
-        (["x.npz", "y.bin"], "y.bin: it is written by its name's end, one of .npy, .npz, .safetensors, .arrow"),
+        (["x.npz", "y.bin"], "y.bin: its suffix must be one of .npy, .npz, .safetensors, .arrow"),
         (["x.npz", "none/y.npz"], "does not exist. Create it first"),
         (["none.npz", "y.npz"], "none.npz: No such file or directory"),
         (["x.npz", "x.npz"], "it already exists. Pass --force to replace it, or choose another name."),
@@ -312,8 +312,8 @@ def test_what_ends_the_writing_is_said_of_out(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("saved", "because"),
     [
-        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one of them"),
-        ({}, "there is no array in it"),
+        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one in the source file"),
+        ({}, "it contains no array"),
         ({"m": None}, "'m': "),
     ],
     ids=["twice", "none", "meta"],
@@ -375,7 +375,7 @@ def test_what_has_no_place_is_said(tmp_path):
     assert "left out: 1 of metadata" in here("convert", path, tmp_path / "x.npz")[1]
     state = {"model": {"w": torch.ones(2, requires_grad=True)}, "epoch": 3}
     torch.save(state, tmp_path / "x.pt")
-    assert "left out: 1 value of other kinds" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
+    assert "left out: 1 value of other types" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
     assert opened(tmp_path / "pt.npz")["model.w"].tolist() == [1, 1]
     (tmp_path / "x.gguf").write_bytes(gguf({"w": (0, (2,), np.ones(2, "f4").tobytes())}))
     assert here("convert", tmp_path / "x.gguf", tmp_path / "w.npy")[0] == 0
@@ -470,9 +470,9 @@ def test_plain_values_of_a_library_are_left_out(tmp_path):
     plain = {"size": torch.Size([1]), "dtype": torch.float32, "device": torch.device("cpu"), "n": 1}
     torch.save({"a": torch.ones(2), "in": {**plain}, **plain}, tmp_path / "x.pt")
     (source,) = document("inspect", tmp_path / "x.pt")["sources"]
-    assert "8 values of other kinds" in source["notes"]
+    assert "8 values of other types" in source["notes"]
     found = document("convert", tmp_path / "x.pt", tmp_path / "x.npz")
-    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other kinds" in found["notes"]
+    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other types" in found["notes"]
 
 
 def test_members_without_an_array_are_named(tmp_path, np):

@@ -39,7 +39,7 @@ def test_devices_without_a_driver(monkeypatch):
     _, out = here("devices", "--driver")
     assert "cpu     (1, 0)  host memory" in out
     assert "\nCUDA: there is no CUDA driver here: lib-that-is-not-there.so.1: cannot open" in out
-    assert "DLX_CUDA_DRIVER may name its libcuda.so.1" in out
+    assert "set DLX_CUDA_DRIVER to the path of its libcuda.so.1" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -91,7 +91,7 @@ def test_devices_of_frameworks(np, monkeypatch):
     assert found == {"device": "cpu", "dlpack": [1, 0], "native": "'cpu'", "taken": True}
     rows = [line.split() for line in here("devices", "numpy")[1].splitlines()]
     assert ["cpu", "numpy", "'cpu'", "to", "and", "from"] in rows
-    assert "'nothing' is no framework installed here. Installed: " in refused("devices", "nothing")
+    assert "'nothing' is not an installed framework. Installed: " in refused("devices", "nothing")
 
 
 def test_torchs_devices(torch):

@@ -111,7 +111,7 @@ def hostile():
     yield "text.npy", b"hello, world, this is text", "it is text that begins with 'hello, world, this is text'"
     yield "text.npz", b"hello, world, this is text", "it is text that begins with"
     yield "other.npy", bytes(range(200, 250)), "it does not begin with the .npy signature"
-    yield "other.npz", bytes(range(200, 250)), "it is a not a valid zip file"
+    yield "other.npz", bytes(range(200, 250)), "it is not a valid zip file"
     yield (
         "object.npy",
         npy("|O", (1,), b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."),
@@ -233,11 +233,11 @@ def test_what_is_no_file(tmp_path):
     """Missing files, folders, devices, names that cannot be."""
     os.mkfifo(tmp_path / "pipe")
     assert "no such file" in refused("inspect", tmp_path / "nothing.npy")
-    assert "none of the 0 files in this folder has a name" in refused("inspect", tmp_path)
+    assert "none of the 0 files in this folder has one of the suffixes" in refused("inspect", tmp_path)
     assert "not a regular file" in refused("inspect", tmp_path / "pipe")
     assert "not a regular file" in refused("inspect", "/dev/zero")
     assert "without folders and .py" in refused("inspect", "folder/mod.py:x")
-    assert "no file has a name like this" in refused("plan", "what is this?", "--to", "dlx")
+    assert "no file matches this pattern" in refused("plan", "what is this?", "--to", "dlx")
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, capsys):
@@ -296,7 +296,7 @@ def test_torch_checkpoints(tmp_path, torch):
     (source,) = document("inspect", tmp_path / "x.pt")["sources"]
     found = {each["path"]: (each["dtype"], each["shape"], each["layout"]) for each in source["arrays"]}
     assert found == {"model.w": ("bfloat16", [4, 3], "C"), "model.t": ("bfloat16", [3, 4], "F")}
-    assert "1 value of other kinds" in source["notes"]
+    assert "1 value of other types" in source["notes"]
 
 
 def test_a_checkpoint_that_wants_to_run_code(tmp_path, torch):
@@ -320,7 +320,7 @@ def test_damaged_checkpoints(tmp_path, torch):
     said = refused("inspect", path)
     assert "claims 68,157,440 bytes; dlx reads at most 67,108,864" in said
     torch.save({"step": 3}, path)
-    assert "there is no tensor in it" in refused("inspect", path, imported=True)
+    assert "it contains no tensor" in refused("inspect", path, imported=True)
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
     assert "it is a pickle" in refused("inspect", path, imported=True)
 

@@ -121,26 +121,30 @@ def test_an_interrupt_is_no_error(module):
             "made_here:y",
             "made_here has no y: AttributeError: module 'made_here' has no attribute 'y'. It has x",
         ),
-        ("x = {}", "made_here:x[y]", "[y] is no number and no text in quotes"),
+        ("x = {}", "made_here:x[y]", "[y] is neither a number nor a quoted text"),
         (
             "import nothing_here",
             "made_here:x",
             "importing made_here failed: ModuleNotFoundError: No module named 'noth",
         ),
         ("x = {'a': [b'abc']}", "made_here:x['b']", "made_here has no x['b']: KeyError"),
-        ("x = 3", "made_here:x", "its type is int, which is no array and holds none"),
+        ("x = 3", "made_here:x", "its type is int, which is not an array and contains none"),
         ("class X:\n    def state_dict(self): raise OSError('no\\nway')\nx = X()", "made_here:x", "OSError: no"),
-        ("class X:\n    def state_dict(self): return {}\nx = X()", "made_here:x", "whose state_dict() holds no array"),
-        ("x = ['a', {1: None}]", "made_here:x", "its type is list, which is no array and holds none"),
+        (
+            "class X:\n    def state_dict(self): return {}\nx = X()",
+            "made_here:x",
+            "whose state_dict() contains no array",
+        ),
+        ("x = ['a', {1: None}]", "made_here:x", "its type is list, which is not an array and contains none"),
         (
             "class X:\n    def __getattr__(self, name): raise SystemExit(7)\nx = X()",
             "made_here:x.y",
-            "made_here.x.y fails when it is looked up: SystemExit: 7",
+            "looking up made_here.x.y failed: SystemExit: 7",
         ),
         (
             "class X:\n    __dlpack__ = None\n    def __dlpack_device__(self): raise SystemExit(7)\nx = X()",
             "made_here:x",
-            "X cannot be looked at: SystemExit: 7",
+            "inspecting the made_here.X failed: SystemExit: 7",
         ),
         ("x = 3", "made_here_not:x", "there is no module 'made_here_not' in this folder"),
     ],
@@ -166,7 +170,7 @@ def test_trees(module, np):
     found = document("inspect", "made_here:tree")
     (source,) = found["sources"]
     assert [each["path"] for each in source["arrays"]] == ["['a']", "['list'][0]", "['list'][1]['odd key']"]
-    assert "2 values of other kinds" in source["notes"]
+    assert "2 values of other types" in source["notes"]
     assert one("made_here:tree['list'][0]", "--to", "none")["dtype"] == "float32"
     assert {(each["dtype"], each["arrays"], each["bytes"]) for each in found["totals"]} == {
         ("float64", 2, 32),
@@ -294,7 +298,7 @@ def test_one_bad_file_spoils_no_other(shelf, capsys, command):
     err = capsys.readouterr().err
     assert status == 2 and [name for name in ("a.npy", "folder/c.npy", "folder/d.npy") if name not in out] == []
     first, second = err.splitlines()
-    assert first.startswith(f"dlx {command[0]}: bad.npy: it is truncated") and "none.npy: there is no such" in second
+    assert first.startswith(f"dlx {command[0]}: bad.npy: it is truncated") and "none.npy: no such file" in second
 
 
 def test_json_has_what_was_wrong(shelf, capsys):
@@ -320,9 +324,9 @@ def test_folders_and_globs(shelf):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("none*.npy", "no file has a name like this"),
-        ("https://host.org/a.npy", "fetch it first, for instance with curl"),
-        ("s3://bucket/a.npy", "fetch it first"),
+        ("none*.npy", "no file matches this pattern"),
+        ("https://host.org/a.npy", "Download the file first, for example with curl"),
+        ("s3://bucket/a.npy", "Download the file first"),
         ("empty", "none of the 1 files in this folder"),
         ("model.onnx", "an ONNX model, a program with its weights. Read its weights: onnx.numpy_helper.to_array"),
         ("two.zarr", "a Zarr store.* Read it with zarr: dlx.convert"),

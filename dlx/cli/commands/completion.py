@@ -1,4 +1,4 @@
-"""`dlx completion`: a script by shtab, with which a shell completes the words of `dlx`."""
+"""`dlx completion`: print a script of shtab with which a shell completes `dlx` commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _mark_files(found: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Mark the arguments that are files, for shtab."""
+    """Mark the arguments that are file names, for shtab."""
     import shtab
 
     for action in found._actions:
@@ -37,5 +37,5 @@ def _mark_files(found: argparse.ArgumentParser) -> argparse.ArgumentParser:
         elif action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif not action.option_strings and action.choices is None:
-            action.complete = {"zsh": "()"}  # type: ignore[attr-defined]  # else zsh lists the options, but inserts none
+            action.complete = {"zsh": "()"}  # type: ignore[attr-defined]  # otherwise zsh lists the options, but inserts none
     return found

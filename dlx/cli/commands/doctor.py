@@ -1,4 +1,4 @@
-"""`dlx doctor`: each adapter and its framework, versions, the compiled core, and a block to paste into a report."""
+"""`dlx doctor`: show each adapter with its framework, versions, the compiled core, and a block for bug reports."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "
 class Row:
     """One adapter plugin with its framework."""
 
-    name: str  # the target's; the plugin's package if it is broken
+    name: str  # of the target, or the package of a broken plugin
     module: str
     distribution: str
     status: str  # "ready": imported, or tried with --load; "installed"; "missing"; "broken"
     version: str = ""  # of the framework
-    cause: str = ""  # first line of the fault, or how to install what is missing
-    details: str = ""  # the whole traceback
-    facts: dict[str, Any] = field(default_factory=dict)  # by the probe
+    cause: str = ""  # first line of the error, or how to install a missing framework
+    details: str = ""  # the full traceback
+    facts: dict[str, Any] = field(default_factory=dict)  # from the probe
 
     def document(self, verbose: bool) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the row for JSON."""
         return {
             "name": self.name, "status": self.status, "version": self.version or None, "module": self.module,
             "distribution": self.distribution, "cause": self.cause or None,
@@ -51,7 +51,7 @@ class Row:
         }  # fmt: skip
 
     def dlpack(self) -> str:
-        """Return the DLPack version that its arrays export; empty if it was not tried."""
+        """Return the DLPack version that its arrays export; empty without --load."""
         facts = self.facts.get("capsule")
         if not facts:
             return "none" if self.facts else ""
@@ -61,7 +61,7 @@ class Row:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Look at every adapter; with --load import each framework in its own process."""
+    """Check every adapter; with --load, import each framework in a separate process."""
     rows = _rows()
     known = {row.name for row in rows}
     unknown = [name for name in arguments.names if name not in known]
@@ -81,21 +81,21 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _find_conflict() -> str:
-    """Return a sentence if the `dlx` of PyPI, another project, is installed as well: both own dlx/__init__.py."""
+    """Return a warning if the unrelated `dlx` of PyPI is installed, too: both have a dlx/__init__.py."""
     try:
         version = metadata.version("dlx")
     except metadata.PackageNotFoundError:
         return ""
     return (
-        f"another project, dlx {version}, is installed into the same package as {OURS}; they overwrite each other's "
-        f"files. Run: pip uninstall dlx {OURS}, then install {OURS} again"
+        f"an unrelated project, dlx {version}, is installed, too; it and {OURS} overwrite each other's files. Run: "
+        f"pip uninstall dlx {OURS}, then install {OURS} again"
     )
 
 
 def _rows() -> list[Row]:
-    """Return a row for each plugin; no framework is imported."""
+    """Return a row for each plugin, without importing frameworks."""
     rows: list[Row] = []
-    names = {plugin: root for root, plugin in reversed(registry.load_all().items())}  # the first of a plugin's names
+    names = {plugin: root for root, plugin in reversed(registry.load_all().items())}  # the first name of each plugin
     for plugin, root in names.items():
         row = Row(root, plugin.module, plugin.distribution, "broken")
         rows.append(row)
@@ -117,7 +117,7 @@ def _rows() -> list[Row]:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package can be found. Its parent is imported for it, and may be missing."""
+    """Return whether a package is installed; its parent package is imported, which may be missing."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError as error:
@@ -127,7 +127,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _load(row: Row) -> None:
-    """Import a row's framework in another process."""
+    """Import and try a row's framework in a separate process."""
     answer = ask("framework", row.name)
     if "broken" in answer:
         row.status, row.cause, row.details = "broken", one_line(answer["broken"], 300), answer["details"]
@@ -162,14 +162,14 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
             screen.facts([("-", fault) for fault in faults])
     if not arguments.load:
         screen.line("")
-        screen.line(("installed: not imported; --load imports and tries each in a process of its own", "quiet"))
+        screen.line(("installed: not imported; --load imports and tries each in a separate process", "quiet"))
     screen.line("")
-    screen.line(("to paste into a report:", "quiet"))
+    screen.line(("for bug reports:", "quiet"))
     screen.block(_report(rows, core))
 
 
 def _core_facts() -> dict[str, Any]:
-    """Return facts of this Python and of the compiled core; no path of this machine."""
+    """Return facts about this Python and the compiled core, without paths of this machine."""
     from dlx import _ffi
 
     libc = " ".join(platform.libc_ver()).strip()
@@ -191,9 +191,9 @@ def _core_facts() -> dict[str, Any]:
 
 
 def _report(rows: list[Row], facts: dict[str, Any]) -> str:
-    """Return the block to paste into a report."""
+    """Return the block for bug reports."""
     core = facts["core"]
-    built = f"built by {core['compiler']}: {core['flags']}"
+    built = f"built with {core['compiler']}: {core['flags']}"
     lines = [
         f"dlx {__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
         f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",

@@ -1,4 +1,4 @@
-"""`dlx inspect`: what arrays are, and which targets take them."""
+"""`dlx inspect`: describe arrays, and show which targets accept them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dlx.cli.model import Entry, Fold, Source, folds, nbytes_of, plural, shape_t
 from dlx.cli.sources import capsule_facts, open_sources
 from dlx.cli.targets import Outcome
 
-REASONS = 3  # of a kind, for each target
+REASONS = 3  # shown for each outcome and target
 
 _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
 _SHORT_LAYOUTS = {"F": ["F-order"], "strided": ["strided"]}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Show each source, and the sums of several."""
+    """Show each source, and the totals of several."""
     sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
     documents = []
     for source in sources:
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         documents.append({**facts, "notes": source.notes, "metadata": source.metadata, "arrays": arrays})
         if not names and arguments.to is None:
             screen.line("")
-            screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
+            screen.line(("to see which targets accept it: --to torch,numpy or --to all (imports them)", "quiet"))
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.heading("in all", plural(len(sources), "source"))
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _document(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON has it."""
+    """Return an entry for JSON."""
     info = entry.info
     dtype, number = (None, None) if entry.dtype is None else (entry.dtype.name, list(entry.dtype))
     document: dict[str, Any] = {
@@ -83,7 +83,7 @@ def _facts(source: Source, entry: Entry, capsule: dict[str, Any]) -> list[tuple[
     elif info.strides is not None:
         rows.append(("strides", f"{shape_text(info.strides)} elements, {_LAYOUTS[entry.order]}"))
     elif info.shape is not None:
-        rows.append(("strides", "not whole elements, or none"))
+        rows.append(("strides", "none, or not a multiple of the item size"))
     size = amount(entry.nbytes)
     rows.append(("bytes", f"{size} ({entry.nbytes:,})" if entry.nbytes is not None and entry.nbytes > 1023 else size))
     device = info.device if info is not None else None
@@ -114,7 +114,7 @@ def _dtype(entry: Entry) -> Cell:
     if entry.dtype is None:
         return f"{entry.dtype_name}, for which DLPack has no dtype"
     code, bits, lanes = entry.dtype
-    own = f", there called {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
+    own = f", named {entry.dtype_name!r} there" if entry.dtype_name not in (entry.dtype.name, "?") else ""
     return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
 
 

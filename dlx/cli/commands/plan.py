@@ -1,4 +1,4 @@
-"""`dlx plan`: what `dlx.convert` would do with each array of a source, and why."""
+"""`dlx plan`: show whether `dlx.convert` would share, copy or refuse each array of a source, and why."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _summarize(source: Source) -> str:
 
 
 def _format_options(arguments: argparse.Namespace) -> str:
-    """Return the options that were set, as on the command line."""
+    """Return the options that the user passed, as on the command line."""
     defaults = {"device": None, "copy": "auto", "readonly": "copy"}
     words = [
         f"--{name} {getattr(arguments, name)}" for name, each in defaults.items() if getattr(arguments, name) != each
