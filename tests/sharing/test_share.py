@@ -40,7 +40,7 @@ def descriptors():
 
 
 def names():
-    """Return the names in /dev/shm, except those of multiprocessing, torch and ray, since other programs use it, too."""
+    """Return the names in /dev/shm, except those of multiprocessing, torch and ray, which others may use."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_", "plasma"))}
 
 
@@ -398,7 +398,7 @@ class TestMemory:
 
     @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread writes")
     def test_a_thread_that_helps_takes_faults_and_no_other_signals(self, python):
-        """A helper thread handles page faults and no other signals; one thread writes small files, or all on one core."""
+        """A helper thread handles page faults and no other signals; small files, and one core, need one thread."""
         program = """
             import ctypes, os, signal, dlx
             noted = ctypes.CDLL(None)
@@ -831,7 +831,7 @@ class TestForeign:
             dlx.attach(create_handle(segments.new_segment(256, bytes(8), text), ()))
 
     def test_numbers_that_are_left_over_are_written_nowhere(self, python):
-        """The shortest numbers, of arrays without dimensions, come first; Python's debug allocator detects overflows."""
+        """The shortest numbers, of arrays without dimensions, come first; a debug allocator detects overflows."""
         out = python("""
             import json, struct, dlx
             from dlx._sharing.handle import create_handle
