@@ -61,9 +61,7 @@ def _run(arguments: Any) -> int:
         from dlx.cli.model import BadInput
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python
-        return _fail(
-            arguments.command, f"the installation of dlx is incomplete: {error}", arguments.json, "ImportError"
-        )
+        return _fail(arguments.command, f"dlx is not installed completely: {error}", arguments.json, "ImportError")
     from dlx._support.stdout import own_stdout
 
     try:

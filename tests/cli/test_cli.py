@@ -108,7 +108,7 @@ def test_a_closed_pipe_is_no_error():
 )
 def test_a_pipe_that_closes_half_way(tmp_path, words, colour):
     """In `dlx inspect … | head -1`, a closed pipe causes no error message, with and without colours."""
-    tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(8000)}  # more than a pipe and its reader hold
+    tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(8000)}  # more than a pipe can buffer
     path = safetensors(tmp_path / "x.safetensors", tensors)
     done = subprocess.Popen(
         [sys.executable, "-m", "dlx", "inspect", str(path), *words],
@@ -162,10 +162,10 @@ def test_screens_fit_a_terminal(tmp_path, width):
         assert module.run(arguments, Screen(arguments.command, file=shown, width=width)) == 0
         lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines()
         if words == ["doctor"]:
-            lines = lines[: lines.index("for bug reports:")]  # what is pasted is not folded
+            lines = lines[: lines.index("for bug reports:")]  # the block is not wrapped
         assert lines and max(map(len, lines)) <= width
         _, plain = here(*words)
-        if words[0] in ("inspect", "plan", "dtypes", "matrix"):  # nothing is cut off, however narrow
+        if words[0] in ("inspect", "plan", "dtypes", "matrix"):  # nothing is truncated, however narrow
             shown = "".join("".join(lines).split())
             gone = [word for word in re.findall(r"[^\s./\]]+", plain) if word not in shown]
             headings = {"name", "dtype", "why"} if width == 40 else set()  # of a first column, of an empty cell

@@ -36,7 +36,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-CASES = [  # the words so far, and what is offered
+CASES = [  # typed words, and the completions
     (["ins"], {"inspect"}),
     ([""], set(COMMANDS)),
     (["--v"], {"--version"}),
@@ -137,7 +137,7 @@ def test_zsh(script):
             child.stdin.write(f"{words}\n".encode())
             until(rf"(?s)(called .*?\.\n.*){{{number}}}")
     finally:
-        child.kill()  # its terminal is closed then, which ends zsh
+        child.kill()  # this closes its terminal, which ends zsh
         child.wait()
         child.stdin.close()
         child.stdout.close()

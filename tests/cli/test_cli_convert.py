@@ -436,7 +436,7 @@ def test_one_array_at_a_time(tmp_path):
     assert dlx.cli.main(["convert", "x.npz", "y.safetensors"]) == 0
     print(json.dumps(most - begun))
     """
-    # Large memory that is freed goes to the kernel at once: else it is the heap's gaps that are measured.
+    # Return large freed memory to the kernel at once; otherwise the heap's gaps would be measured.
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=tmp_path,

@@ -12,7 +12,7 @@ from dlx.cli import probe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# The recording driver, with what only `dlx devices` asks.
+# The recording driver, with functions that only `dlx devices` calls.
 MORE = """
 int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }

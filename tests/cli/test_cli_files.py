@@ -35,7 +35,7 @@ def array(path):
 )
 def test_npy_headers(tmp_path, version, descr, dtype):
     """Dtype, shape, order and offset are read without numpy."""
-    path = tmp_path / "x"  # told by its first bytes, not by its name
+    path = tmp_path / "x"  # recognized by its first bytes
     path.write_bytes(npy(descr, (2, 3), bytes(6 * int(descr[2:])), order=True, version=version))
     found = array(path)
     assert (found["dtype"], found["shape"], found["layout"]) == (dtype, [2, 3], "F")

@@ -187,7 +187,7 @@ def test_live_dtypes_agree_with_conversions(np, torch):
     cells = document("dtypes", "--from", "torch", "--to", "numpy,dlx")["cells"]
     found = {(each["dtype"], each["to"]): each["outcome"] for each in cells}
     assert found["float32", "numpy"] == "shared"
-    assert found["float6_e2m3fn", "numpy"] == ""  # torch has none
+    assert found["float6_e2m3fn", "numpy"] == ""  # torch lacks the dtype
     for (dtype, goal), outcome in found.items():
         if not outcome:
             continue
@@ -250,7 +250,7 @@ def test_the_matrix_as_a_picture(tmp_path):
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "float32" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
     grounds = re.findall(r"^\.ground { fill: (#\w+); } svg { background: (#\w+); }", text, re.MULTILINE)
-    assert grounds == [("#ffffff",) * 2, ("#0d1117",) * 2], "around it, too, where it is opened by itself"
+    assert grounds == [("#ffffff",) * 2, ("#0d1117",) * 2], "around it, too, if it is opened directly"
     docs = (Path(__file__).parent.parent.parent / "docs" / "matrix.svg").read_text()
     assert text.partition("</style>")[0].split("<title>")[1] == docs.partition("</style>")[0].split("<title>")[1]
     assert "x.svg: " in refused("matrix", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
@@ -268,7 +268,7 @@ def test_doctor_lists_every_adapter():
         if each["status"] == "missing":
             assert "pip install" in each["cause"]
         elif name in ("numpy", "torch"):
-            version = __import__(name).__version__  # torch's may name its CUDA where what pip installed does not
+            version = __import__(name).__version__  # torch's version may include CUDA, pip's may not
             assert each["version"] in (version, version.partition("+")[0])
 
 

@@ -151,7 +151,7 @@ def test_safetensors_as_its_library_writes_it(tmp_path, torch):
     shared = dlx.open(tmp_path / "x.safetensors", to="torch", readonly="share")
     where = dlx.open(tmp_path / "x.safetensors")
     assert torch.equal(shared["x"], made["x"])
-    shared["w"].zero_()  # of pages that are private to this process
+    shared["w"].zero_()  # private pages
     assert bytes_of(where["w"]) == bytes(made["w"].view(torch.uint8).flatten().tolist())
 
 

@@ -394,7 +394,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
         names = set(out) - {"g"} | {"g/a", "g/self"}
     with h5py.File(tmp_path / "other.h5", "w") as out:
         out["x"] = np.arange(3.0)
-    os.mkfifo(tmp_path / "pipe.h5")  # to open it would be to wait for ever
+    os.mkfifo(tmp_path / "pipe.h5")  # opening it would block forever
     found = fates(path)
     assert found.keys() == names
     for name in ("g/a", "hard", "soft"):
@@ -503,7 +503,7 @@ def test_arrow_columns_of_every_type(tmp_path, np, kind):
             sink.write_table(table)
 
     write(pa.table({name: column for name, (column, _) in made.items()}))
-    found = fates(path, inspected=False)  # which reads the schema only, and does not know of nulls
+    found = fates(path, inspected=False)  # it reads only the schema, without nulls
     assert list(found) == list(made)
     assert {name: not isinstance(value, str) for name, value in found.items()} == {
         name: read for name, (_, read) in made.items()
@@ -670,7 +670,7 @@ import numpy, dlx
 for name in sys.argv[2].split():
     __import__(name)
 path = sys.argv[1]
-with dlx.open(sys.argv[3]) as file:  # what is imported later needs memory, too
+with dlx.open(sys.argv[3]) as file:  # imports first, since they need memory, too
     list(file.values())
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 25),) * 2)
@@ -712,7 +712,7 @@ def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):
             with pytest.importorskip("h5py").File(path, "w") as out:
                 out.create_dataset("a", data=array, compression="gzip", chunks=(min(size, 1 << 20),))
     command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(path), needs, str(tmp_path / f"small.{kind}")]
-    env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the others reserve a gigabyte before they need it
+    env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the other pools reserve a gigabyte in advance
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert (done.returncode, done.stdout) == (0, "memory\n"), done.stderr
 

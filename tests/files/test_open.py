@@ -297,7 +297,7 @@ def test_a_file_that_is_cut_off_anywhere(tmp_path, name):
         with pytest.raises(FileError) as caught:
             dlx.open(path)
         assert str(caught.value).startswith(f"cannot open {path}: ")
-    (tmp_path / "x").write_bytes(whole)  # told by its first bytes, not by its name
+    (tmp_path / "x").write_bytes(whole)  # recognized by its first bytes
     assert len(read(tmp_path / "x")) > 0
 
 

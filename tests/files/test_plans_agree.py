@@ -104,7 +104,7 @@ def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
     write, packages = WRITERS[kind]
     for package in packages:
         pytest.importorskip(package)
-    targets = [name for name in [*installed_targets(), "arrow"] if name != "dask"]  # which makes its chunks later
+    targets = [name for name in [*installed_targets(), "arrow"] if name != "dask"]  # it converts chunks later
 
     @settings(
         max_examples=examples(160), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
@@ -113,7 +113,7 @@ def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
     def check(data, to, drawn):
         path = tmp_path / f"{next(NUMBERS)}{kind}"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of those who write, about what they write
+            warnings.simplefilter("ignore")  # of the writers
             write(path, data.draw)
         agree(path, kind, to, *drawn)
 

@@ -47,7 +47,7 @@ def names():
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """Check that no test leaves a descriptor, a mapping, or a name in /dev/shm."""
-    resource_tracker.ensure_running()  # which keeps a descriptor
+    resource_tracker.ensure_running()  # it keeps a descriptor
     before = descriptors(), names()
     yield
     if descriptors() != before[0]:
@@ -159,7 +159,7 @@ class TestTree:
         ("first", "at", "dtype", "aligned"),
         (
             (1, 8, "float64", 8),
-            (2, 4, "float64", 4),  # not aligned to its item: no less than it was
+            (2, 4, "float64", 4),  # unaligned, and the copy is aligned no less
             (6, 8, "complex128", 8),
             (1, 12, "float32x3", 4),
             (1, 256, "float64x1024", 256),
@@ -178,7 +178,7 @@ class TestTree:
         assert other.data_ptr - one.data_ptr == at - first
         if aligned:
             assert other.data_ptr % aligned == 0
-        else:  # bytes need nothing
+        else:  # bytes need no alignment
             assert one.data_ptr % 256 == 0
 
     def test_packed_elements_with_gaps_are_refused_with_their_path(self):
@@ -331,9 +331,9 @@ class TestMemory:
             found["w"].fill_(2)
             assert dlx.attach(handle, "numpy")["w"].sum() == 10_000
         assert np.asarray(tensor).sum() == 7000 and weights.sum() == 5000
-        with dlx.share(like=big) as handle:  # strides are those of a new array, and no page of zeros is touched
+        with dlx.share(like=big) as handle:  # row-major, and no page of zeros is touched
             assert dlx.attach(handle).nbytes == 1 << 28
-            assert os.fstat(handle.fileno()).st_blocks * 512 < 1 << 25  # its first page may be of 2 MiB
+            assert os.fstat(handle.fileno()).st_blocks * 512 < 1 << 25  # the first page may have 2 MiB
 
     def test_either_arrays_or_what_is_like_them(self, np):
         for options in ({}, {"obj": np.ones(3), "like": np.ones(3)}):
@@ -428,7 +428,7 @@ class TestMemory:
         handle.close()
         handle.close()
         assert values(found) == b"abc"
-        assert dlx.shares_memory(dlx.attach(dict(handle)), found)  # held by what was attached
+        assert dlx.shares_memory(dlx.attach(dict(handle)), found)  # the attached array keeps the memory alive
         del found
         with pytest.raises(errors.HandleError, match="its memory was freed"):
             dlx.attach(dict(handle))
@@ -451,7 +451,7 @@ class TestMemory:
         del found
         os.close(fd)
 
-    @pytest.mark.parametrize("kernel", ["as it is", "no huge pages", "no process_vm_readv"])
+    @pytest.mark.parametrize("kernel", ["unchanged", "no huge pages", "no process_vm_readv"])
     def test_large_memory_is_copied_into_huge_pages_where_the_kernel_makes_them(self, np, python, kernel):
         """With or without huge pages, two threads copy all runs of bytes and all single elements."""
         refused = {"x86_64": 310, "aarch64": 270}.get(platform.machine())  # the number of process_vm_readv
@@ -464,11 +464,11 @@ class TestMemory:
             from dlx._core.extension import ffi, lib
             from dlx._sharing import sharing
 
-            sharing.has_huge_pages = lambda size: True  # what is free depends on what else runs here
+            sharing.has_huge_pages = lambda size: True  # free memory depends on other processes
             libc = ctypes.CDLL(None, use_errno=True)
             if {kernel == "no huge pages"}:
                 assert libc.prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
-            if {kernel == "no process_vm_readv"}:  # by a filter of system calls, as containers have
+            if {kernel == "no process_vm_readv"}:  # with a seccomp filter, as in containers
                 # load the call's number; unless it is this one, skip one; EPERM; allow
                 steps = (0x20, 0, 0, 0), (0x15, 0, 1, {refused}), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
                 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
@@ -476,7 +476,7 @@ class TestMemory:
                 assert libc.prctl(22, 2, struct.pack("H6xQ", len(steps), ctypes.addressof(code)), 0, 0) == 0
                 assert libc.process_vm_readv(0, None, 0, None, 0, 0) == -1 and ctypes.get_errno() == 1
 
-            def probe(size=64 << 20, huge=2 << 20):  # twice what is shared below; the error, or 0
+            def probe(size=64 << 20, huge=2 << 20):  # twice the size shared below; returns errno or 0
                 fd = os.memfd_create("probe")
                 os.ftruncate(fd, size)
                 pages = lib.dlx_map(fd, size, lib.DLX_MAP_WRITE)
@@ -768,7 +768,7 @@ class TestForeign:
             handle.fileno()
         handle.close()
         gc.collect()
-        os.close(other)  # it is still there
+        os.close(other)  # it is still open
 
     @pytest.mark.parametrize("text", [
         b"", b"{", b"[]", b"{}", b"null", b"[" * 100_000,
@@ -1125,14 +1125,14 @@ class TestLimits:
     def test_another_user(self, python):
         """Another user can neither open the process's files nor use a received descriptor."""
         if os.geteuid() != 0:
-            pytest.skip("another user is nobody's to become but root's")
+            pytest.skip("only root can become another user")
         out = python("""
             import os, dlx
             from dlx._sharing import segment
             handle = dlx.share(b"abc")
             segment._held.clear()
             for fd in (None, os.open("/dev/null", os.O_RDONLY)):
-                try:  # nothing is imported late, by the other user, who may be unable to read it
+                try:  # import first: the other user may lack access
                     dlx.attach(dict(handle, fd=1 << 20), fd=fd)
                 except dlx.errors.HandleError as error:
                     assert error.reason
@@ -1294,7 +1294,7 @@ def test_a_descriptor_that_was_closed_is_named(python, np):
     )
 
 
-FIELDS = [  # offset, bits, shape, strides of a tensor in 64 bytes: every offset and extent up to what is too much
+FIELDS = [  # offset, bits, shape, strides of a tensor in 64 bytes: every offset and extent up to one too many
     *((offset, 8, (extent,), None) for offset in range(-2, 67) for extent in (0, 1, 2, 31, 32, 33, 62, 63, 64, 65)),
     *((offset, 32, (2, extent), None) for offset in range(0, 68, 2) for extent in range(10)),
     *((offset, 16, (3,), (stride,)) for offset in range(66) for stride in (-33, -16, -1, 0, 1, 2, 15, 16, 30, 31, 32)),

@@ -226,7 +226,7 @@ def test_the_process_that_shared_attaches_without_opening(cuda):
     del tensor, handle
     assert cuda.is_alive(address)
     del found
-    assert dlx.release_pending() == 0 and not cuda.is_alive(address)  # on a device without pools it goes back there
+    assert dlx.release_pending() == 0 and not cuda.is_alive(address)  # a device without pools frees it
 
 
 def test_pages_of_ones_own_are_no_property_of_devices(cuda):
