@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -31,6 +32,11 @@ void* dlx_map(int fd, int64_t size, int mode) {
   void* place = size < HUGE_PAGE ? NULL : find_aligned_address((size_t)size);
   void* made = mmap(place, (size_t)size, protection, flags, fd, 0);
   return made == MAP_FAILED ? NULL : made;
+}
+
+int dlx_is_file(int fd, uint64_t device, uint64_t inode) {
+  struct stat found;
+  return fstat(fd, &found) == 0 && found.st_dev == device && found.st_ino == inode;
 }
 
 void dlx_unmap(void* address, int64_t size) {

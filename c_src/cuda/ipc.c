@@ -88,10 +88,8 @@ static int create(memory* self) {
   return status == DLX_OK ? map(self, made) : status;
 }
 
-static int allocate(memory* self, const unsigned char* unused_handle, int unused_fd) {
-  int yes = 0;
-  (void)unused_handle, (void)unused_fd;
-  int status = cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
+static int allocate(memory* self) {
+  int yes = 0, status = cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
   if (status != DLX_OK) return status;
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
   status = cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
@@ -116,14 +114,15 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   return status;
 }
 
-static int new_memory(memory like, int (*fill)(memory*, const unsigned char*, int),
-                      const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
+/* Open memory by a handle, or create it without one. Owns, Errors: as dlx_ipc_open. */
+static int new_memory(memory like, const unsigned char* handle, int fd, void** owner,
+                      uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = like;
   int before, status = enter(like.device, &before);
   if (status == DLX_OK) {
-    status = fill(self, handle, fd);
+    status = handle ? open_memory(self, handle, fd) : allocate(self);
     cuda_leave(before);
   }
   *address = (uintptr_t)self->address;
@@ -136,18 +135,18 @@ static int new_memory(memory like, int (*fill)(memory*, const unsigned char*, in
 
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  return new_memory(like, allocate, NULL, 0, owner, address);
+  return new_memory(like, NULL, -1, owner, address);
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
-  int status = new_memory(like, open_memory, handle, fd, owner, address);
+  int status = new_memory(like, handle, fd, owner, address);
   if (status == DLX_OK) *size = (int64_t)((memory*)*owner)->size;
   return status;
 }
 
-/* Check whether other processes can open an allocation by a descriptor. */
+/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver can export the allocation as one. */
 static int find_descriptor(cu_address start, int* kind) {
   cu_allocation found = 0; /* fails for memory of a pool */
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
@@ -164,7 +163,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   cu_address at = (cu_address)(uintptr_t)address, start = 0;
   unsigned long long handles = 0;
   size_t length = 0;
-  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
+  char legacy[8] = {0}; /* a bool, of the driver's size */
   int by_handle = 0;
   int before, status = enter(device_id, &before);
   if (status != DLX_OK) return status;
