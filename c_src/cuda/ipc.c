@@ -114,7 +114,7 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   return status;
 }
 
-/* Open memory by a handle, or create it without one. Owns, Errors: as dlx_ipc_open. */
+/* Open memory by a handle, or allocate it without one. Owns, Errors: as dlx_ipc_open. */
 static int new_memory(memory like, const unsigned char* handle, int fd, void** owner,
                       uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);

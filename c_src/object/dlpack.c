@@ -198,7 +198,7 @@ static int import_managed(DLManagedTensorVersioned* managed, void** out) {
   TensorObject* tensor = py_tensor_alloc(); /* allocate before taking `managed` */
   if (tensor == NULL) return -1;
   if (managed->version.major == DLX_DLPACK_MAJOR && dlx_is_cuda(managed->dl_tensor.device) &&
-      py_cuda_ready_here(tensor, managed->dl_tensor.device.device_id) < 0) {
+      py_cuda_set_ready(tensor, managed->dl_tensor.device.device_id) < 0) {
     Py_DECREF(tensor);
     return -1;
   }

@@ -55,30 +55,30 @@ def test_every_module_has_a_layer():
     folders = {path.name for path in (ROOT / "dlx").iterdir() if (path / "__init__.py").exists()}
     assert here | folders <= PUBLIC | PACKAGES
     assert folders == PACKAGES | {"cli", "testing"}
-    assert {structure.layer(module) for module in structure.graph()} <= structure.RANK.keys()
+    assert {structure.find_layer(module) for module in structure.build_graph()} <= structure.RANK.keys()
 
 
 def test_no_import_goes_up_a_layer():
     """A module imports from its own package and from lower layers, imports for type checkers included."""
-    assert structure.upward(structure.graph()) == []
+    assert structure.find_upward(structure.build_graph()) == []
 
 
 def test_no_import_goes_in_a_circle():
     """Files of dlx never import each other in a cycle, including imports for type checkers."""
-    assert structure.cycle(structure.graph()) == []
+    assert structure.find_cycle(structure.build_graph()) == []
 
 
 def test_chains_of_imports_are_short():
     """No chain of imports has more than 15 files, without the compiled extension."""
-    chain = structure.longest_chain(structure.graph())
+    chain = structure.find_longest_chain(structure.build_graph())
     assert len(chain) <= 16, " -> ".join(chain)
 
 
 @pytest.mark.parametrize("package", ["cli", "testing"])
 def test_the_command_and_the_kit_are_flat(package):
     """At most three of their files import each other in a row before one imports dlx."""
-    edges = structure.graph()
-    chain, files = {"dlx"}, {module for module in edges if structure.layer(module) == package}
+    edges = structure.build_graph()
+    chain, files = {"dlx"}, {module for module in edges if structure.find_layer(module) == package}
     for _ in range(4):
         chain = {module for module in files if edges[module] & chain}
     assert not chain
@@ -86,7 +86,7 @@ def test_the_command_and_the_kit_are_flat(package):
 
 def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
     """The engine's object calls Python functions of two other modules, which must be loaded when it is used."""
-    edges = structure.graph()
+    edges = structure.build_graph()
 
     def reached(module):
         return {module}.union(*map(reached, edges[module]))
@@ -94,9 +94,9 @@ def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
     users = {module for module, others in edges.items() if "dlx._engine.seam" in others}
     assert users
     for module in users:
-        if structure.layer(module) == "_api":
+        if structure.find_layer(module) == "_api":
             assert "dlx._engine.fast_path" in reached(module), module
-        if structure.layer(module) == "_using":  # the decorator loads this layer
+        if structure.find_layer(module) == "_using":  # the decorator loads this layer
             assert "dlx._api.convert" in reached("dlx._using.decorator")
     assert "dlx._api.convert" in reached("dlx._api.open")  # a file's views need it
 
@@ -112,7 +112,7 @@ def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
 
 def test_only_one_module_knows_the_extension():
     """Only `dlx._core.extension` imports the compiled extension; the doctor inspects its file."""
-    users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
+    users = {module for module, others in structure.build_graph().items() if "dlx._ffi" in others}
     assert users == {"dlx._core.extension", "dlx.cli.commands.doctor"}
 
 
@@ -138,20 +138,20 @@ def test_c_files_include_downwards_only():
 
 def test_c_headers_include_each_other_in_no_circle():
     """A header guard would hide a cycle."""
-    assert structure.cycle(structure.c_includes()) == []
+    assert structure.find_cycle(structure.c_includes()) == []
     assert "c_src/base/error.h" in structure.c_includes()["c_src/object/tensor.h"]
 
 
 def test_c_files_call_downwards_only():
     """Calls between C files have no cycle, and go neither from core/ to cuda/, nor from these to Python's API."""
     calls = structure.c_graph()
-    assert structure.cycle(calls) == []
+    assert structure.find_cycle(calls) == []
     for file, others in calls.items():
         for other in others:
             assert file == BRIDGE or C_RANKS[other.split("/")[1]] <= C_RANKS[file.split("/")[1]], (
                 f"{file} calls {other}"
             )
-    assert "c_src/core/copy.c" in calls["c_src/interop/builtins.c"]
+    assert "c_src/core/copy.c" in calls["c_src/interop/tensors.c"]
     assert "c_src/object/tensor.c" in calls["c_src/interop/tables.c"]
     assert "c_src/object/dlpack.c" in calls["c_src/object/type.c"]  # py_tensor_table, a variable
 
@@ -162,7 +162,7 @@ def test_c_files_and_structs_are_small():
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         text = path.read_text(encoding="utf-8")
         assert text.count("\n") <= 600, path.name
-        for name, n in structure.c_structs(text).items():
+        for name, n in structure.count_members(text).items():
             assert n <= 24 or name in larger, f"{name} of {path.name} has {n} members"
 
 
@@ -176,9 +176,9 @@ def test_members_of_structs_are_counted():
         } counted;
         struct named { ROWS(ROW) int i; };
     """
-    assert structure.c_structs(text) == {"counted": 6, "named": 1}
+    assert structure.count_members(text) == {"counted": 6, "named": 1}
     rows = "#define ROWS(ROW) \\\n  ROW(a, (int x)) \\\n  ROW(b, (int y))\n#define ROW(n, p) int(*n) p;\n"
-    assert structure.c_structs(rows + "struct s { ROWS(ROW) int c; };") == {"s": 3}
+    assert structure.count_members(rows + "struct s { ROWS(ROW) int c; };") == {"s": 3}
 
 
 def test_circles_of_calls_in_c_are_found(tmp_path):
@@ -191,12 +191,12 @@ def test_circles_of_calls_in_c_are_found(tmp_path):
     (tmp_path / "c_src").mkdir()
     for name, text in sources.items():
         (tmp_path / "c_src" / name).write_text(text)
-    assert structure.c_graph(tmp_path) == {
+    assert structure.build_c_graph(tmp_path) == {
         "c_src/a.c": {"c_src/b.c", "c_src/c.c"},
         "c_src/b.c": {"c_src/a.c"},
         "c_src/c.c": {"c_src/b.c"},
     }
-    assert structure.cycle(structure.c_graph(tmp_path))
+    assert structure.find_cycle(structure.build_c_graph(tmp_path))
 
 
 def test_c_imports_no_python_module_of_dlx_by_name():
@@ -249,8 +249,8 @@ def test_the_core_names_no_framework_in_code():
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"])*"', "", path.read_text(), flags=re.DOTALL)
         assert not [name for name in frameworks if name in code], path.name
-    for name, path in structure.modules().items():
-        if structure.layer(name) in ("cli", "testing") or path.suffix == ".pyi":
+    for name, path in structure.list_modules().items():
+        if structure.find_layer(name) in ("cli", "testing") or path.suffix == ".pyi":
             continue
         if name == "dlx._registry.plugin":  # the table of built-in adapters
             continue

@@ -178,7 +178,7 @@ class Late:
 builtins.late = Late()
 dlx.convert(bytearray(3), to="numpy")
 """
-    assert "not installed" not in (said := python(code)) and "while Python ends" in said
+    assert "not installed" not in (said := python(code)) and "Python is exiting" in said
 
 
 @pytest.mark.parametrize("passed", ["np.ones(3)", "np.ones(3)[::-1]"], ids=["shared", "copied"])

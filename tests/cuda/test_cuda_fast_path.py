@@ -16,7 +16,7 @@ from dlx._core import native
 from dlx._core.stream import Stream
 from dlx._engine.fast_path import consumer_failed, learn
 from dlx._registry.registry import registry
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import ConversionError, DeviceError, ReadOnlyError, StreamError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -256,7 +256,7 @@ def test_inside_using(cuda, lib_a, lib_b, warm):
     stream = cuda.stream()
     kept = gpulib.Stream(stream)
     with lib_a.on(cuda.stream()):
-        with working(lib_b.adapter, {dlx.Device("cuda:0"): Stream(dlx.Device("cuda:0"), stream, kept)}):
+        with set_streams(lib_b.adapter, {dlx.Device("cuda:0"): Stream(dlx.Device("cuda:0"), stream, kept)}):
             assert fast(array, to="libb") is PYTHON
         assert fast(array, to="libb") is not PYTHON
     assert lib_b.freed == 0

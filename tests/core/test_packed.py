@@ -1,4 +1,4 @@
-"""`tensors_within`: packed numbers describe tensors in a piece of memory, and all are checked."""
+"""`tensors_unpack`: packed numbers describe tensors in a piece of memory, and all are checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def memory():
 def within(memory, *numbers, size=SIZE):
     """Return the tensors that numbers describe."""
     address = native.buffer_address(memoryview(memory))
-    return native.tensors_within(address, size, b"".join(numbers), 0, memory)
+    return native.tensors_unpack(address, size, b"".join(numbers), 0, memory)
 
 
 SHAPES = [(), (1,), (4,), (16,), (17,), (2, 3), (4, 4), (1, 1, 5), (0,), (3, 0)]
