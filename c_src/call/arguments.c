@@ -168,7 +168,7 @@ static PyObject* walk_tree(call* c, PyObject* root, PyObject* to, unsigned optio
   py_maps_begin();
   PyObject* made = py_convert_tree(&inner, root, NULL);
   py_maps_end();
-  Py_XDECREF(inner.answers); /* NULL: producers are left to Python */
+  Py_XDECREF(inner.responses); /* NULL: producers are left to Python */
   if (made || !PyErr_Occurred() || !PyErr_ExceptionMatches(PyExc_Exception)) return made;
   py_pending pending = py_pending_save();
   PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
@@ -190,8 +190,8 @@ static int classify_argument(py_visitor* visitor, PyObject* obj, PyObject** foun
 static int classify_value(call* c, PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
   Py_ssize_t i = 0, n = PyTuple_Check(value) ? PyTuple_GET_SIZE(value) : -1;
-  if (py_is_plain(type)) return PY_ASK_PASSES;
-  while (i < n && py_is_plain(Py_TYPE(PyTuple_GET_ITEM(value, i)))) i++;
+  if (py_passes_through(type)) return PY_ASK_PASSES;
+  while (i < n && py_passes_through(Py_TYPE(PyTuple_GET_ITEM(value, i)))) i++;
   if (py_is_tree(type)) return i == n ? PY_ASK_PASSES : PY_ASK_ENTERS;
   PyObject *kind = find_kind(c, value), *rule = NULL;
   if (kind == NULL) return PY_ASK_FAILS;
@@ -367,7 +367,8 @@ static PyObject* view_result(call* c, PyObject* result) {
 
 /* Owns: new. GIL: needed; may run Python. Errors: NULL, without an exception: Python does it. */
 static PyObject* convert_result(call* c, PyObject* result) {
-  if (py_is_plain(Py_TYPE(result)) || (c->to == NULL && !c->is_changed)) return Py_NewRef(result);
+  if (py_passes_through(Py_TYPE(result)) || (c->to == NULL && !c->is_changed))
+    return Py_NewRef(result);
   int is_tree = py_is_tree(Py_TYPE(result)), is_lazy = get_plan_item(c, VIEWS) != Py_None && c->to;
   PyObject *kind = is_tree ? Py_NewRef(Py_None) : find_kind(c, result), *root = NULL, *made = NULL;
   if (kind == NULL) return NULL;

@@ -43,13 +43,13 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   py_pair pair;
   if (to == NULL) return NULL;
   call->to = to;
-  if (py_pair_of(call->function, Py_TYPE(obj), to, &pair)) {
+  if (py_pair_learn(call->function, Py_TYPE(obj), to, &pair)) {
     if (pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
       PyObject* own = py_target_like(call, obj);
       if (own == to) result = Py_NewRef(obj); /* also on the host */
       Py_XDECREF(own);
     } else if (pair.what > PY_STAYS) {
-      result = py_convert_one(call, &pair, obj);
+      result = py_convert_array(call, &pair, obj);
     }
     py_pair_release(&pair);
   }
@@ -59,8 +59,8 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
 
 static PyObject* convert_array(py_call* call, PyObject* obj) {
   py_pair pair;
-  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
-  PyObject* result = py_convert_one(call, &pair, obj);
+  if (!py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  PyObject* result = py_convert_array(call, &pair, obj);
   py_pair_release(&pair);
   return result;
 }
@@ -97,7 +97,7 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     py_maps_end();
   }
   if (result || PyErr_Occurred()) {
-    if (call.answers) py_drop(call.answers);
+    if (call.responses) py_drop(call.responses);
     return result;
   }
   return call_python(&call, args, nargsf, names);
@@ -222,9 +222,9 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
   PyObject* same = NULL;
   py_maps_begin();
   py_pair pair;
-  if (py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
+  if (py_pair_learn((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
     if (pair.what == PY_STAYS)
-      same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
+      same = pair.source->framework.stay(pair.source, pair.target, args[0], 0);
     else if (pair.what == PY_CONVERTS && py_target_holds(pair.target, options))
       pair.source->take(pair.source, pair.target, args[0], options, &offer);
     py_pair_release(&pair);
@@ -256,7 +256,7 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
       py_call call = {.function = (FastPathObject*)self, .to = args[2]};
       DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
       ((TensorObject*)args[0])->managed = NULL;
-      result = pair.target->make(&call, pair.target, made, args[1]);
+      result = pair.target->hand_over(&call, pair.target, made, args[1]);
     }
     py_pair_release(&pair);
   }

@@ -57,7 +57,7 @@ PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t 
   py_maps_begin();
   for (int is_known = 1; n < 2 && is_known; n += is_known) {
     py_pair pair;
-    is_known = py_pair_of((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
+    is_known = py_pair_learn((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
     if (!is_known) break;
     is_known = find_byte_range(&pair, args[n], &at[n]);
     py_pair_release(&pair);

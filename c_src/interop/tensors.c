@@ -331,8 +331,7 @@ static PyObject* managed_adopt(PyObject* module, PyObject* args) {
   Py_DECREF(tensor);
   if (status != DLX_E_VERSION) return py_raise(status, NULL);
   const DLPackVersion* found = foreign; /* the first field of every version */
-  return py_raise(status, "the struct has DLPack version %u.%u, dlx reads 1.x", found->major,
-                  found->minor);
+  return py_raise(status, "the struct has DLPack %u.%u, dlx reads 1.x", found->major, found->minor);
 }
 
 PY_DOC(tensor_address,
