@@ -64,7 +64,7 @@ static PyObject* get_plan_item(const call* c, int which) {
 
 /* ---- kinds ----------------------------------------------------------------------------------- */
 
-/* Owns: new. GIL: needed; may run Python. Errors: NULL with an exception. */
+/* Errors: NULL with an exception. */
 static PyObject* find_kind(const call* c, PyObject* obj) {
   PyTypeObject *type = Py_TYPE(obj), *meta = Py_TYPE(type);
   if (meta->tp_hash == PyType_Type.tp_hash && meta->tp_richcompare == PyType_Type.tp_richcompare) {
@@ -106,7 +106,6 @@ static int is_container(PyObject* pair) {
   return PyTuple_GET_ITEM(pair, IS_CONTAINER) == Py_True;
 }
 
-/* Errors: -1 with MemoryError. */
 static int note_pair(py_visitor* visitor, PyObject* own, PyObject* passed, int is_container) {
   call* c = (call*)visitor;
   if (own == c->values || own == c->options) return 0; /* not arguments */
@@ -117,7 +116,7 @@ static int note_pair(py_visitor* visitor, PyObject* own, PyObject* passed, int i
   return failed;
 }
 
-/* Return {address or identity: pair}. Owns: new. Errors: NULL with an exception. */
+/* Return {address or identity: pair}. Errors: NULL with an exception. */
 static PyObject* index_pairs(const call* c, PyObject* identity) {
   PyObject* table = PyDict_New();
   for (Py_ssize_t i = 0; table && i < PyList_GET_SIZE(c->pairs); i++) {
@@ -131,7 +130,6 @@ static PyObject* index_pairs(const call* c, PyObject* identity) {
   return table;
 }
 
-/* Owns: borrowed. Errors: NULL, an exception may be set. */
 static PyObject* find_key(PyObject* table, PyObject* key) {
   PyObject* pair = table && key ? PyDict_GetItemWithError(table, key) : NULL;
   Py_XDECREF(key);
@@ -289,7 +287,7 @@ static int convert_arguments(call* c, PyObject** converted) {
   return action;
 }
 
-/* Owns: the result is new. Errors: the function's. */
+/* Errors: the function's. */
 static PyObject* call_function(const call* c, PyObject* converted) {
   PyObject* options = PyDict_GET_SIZE(c->options) == 0 ? NULL
                       : converted                      ? PyTuple_GET_ITEM(converted, 1)
@@ -338,7 +336,7 @@ static unsigned get_result_options(const call* c) {
 }
 
 /* Create a lazy view of a container of the function's framework, with {name: weak reference to the
- * caller's array}. Owns: new. Errors: NULL, without an exception: Python does it. */
+ * caller's array}. Errors: NULL, without an exception: Python does it. */
 static PyObject* view_result(call* c, PyObject* result) {
   PyObject *identity = get_plan_item(c, IDENTITY), *owned = PyDict_New(), *view = NULL,
            *make = NULL;
@@ -365,7 +363,7 @@ static PyObject* view_result(call* c, PyObject* result) {
   return view;
 }
 
-/* Owns: new. GIL: needed; may run Python. Errors: NULL, without an exception: Python does it. */
+/* Errors: NULL, without an exception: Python does it. */
 static PyObject* convert_result(call* c, PyObject* result) {
   if (py_passes_through(Py_TYPE(result)) || (c->to == NULL && !c->is_changed))
     return Py_NewRef(result);
@@ -392,7 +390,7 @@ PyDoc_STRVAR(call_converted_doc,
              "Call the function of a plan with converted arguments, and convert its result.\n\n"
              "Return the plan, without a call, if Python must do it.");
 
-/* Owns: the result is new. GIL: needed; runs Python. Errors: NULL with an exception. */
+/* Errors: NULL with an exception. */
 static PyObject* call_converted(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) != N_PLAN ||
       !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {

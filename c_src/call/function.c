@@ -30,7 +30,6 @@ static PyObject* call_python(py_call* call, PyObject* const* args, size_t nargsf
   return NULL;
 }
 
-/* A function without a fast path. */
 static PyObject* call_wrapped(PyObject* self, PyObject* const* args, size_t nargsf,
                               PyObject* names) {
   py_call call = {.function = (FastPathObject*)self};
@@ -65,7 +64,6 @@ static PyObject* convert_array(py_call* call, PyObject* obj) {
   return result;
 }
 
-/* convert(obj, to=..., lazy=True): convert an array, or create a view of a container. */
 static PyObject* convert_lazily(py_call* call, PyObject* obj) {
   PyObject *function = call->function->view, *args[] = {obj, call->to};
   int is_lazy = call->options == DLX_VIEWS;
@@ -130,7 +128,7 @@ PyDoc_STRVAR(fast_path_bind_doc,
              "_bind(*, wrapped, learn, failed, view)\n--\n\n"
              "Set parts that are created after the function.");
 
-/* Owns: keeps a reference to each part. GIL: needed. Errors: NULL with TypeError. */
+/* Owns: keeps a reference to each part. Errors: NULL with TypeError. */
 static PyObject* fast_path_bind(PyObject* callable, PyObject* args, PyObject* keywords) {
   static char* names[] = {"wrapped", "learn", "failed", "view", NULL};
   FastPathObject* self = (FastPathObject*)callable;
@@ -183,7 +181,7 @@ static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
   return PyMethod_New(self, obj);
 }
 
-/* Looks like a function's. Owns: a new reference. GIL: needed. Errors: NULL with an exception. */
+/* Looks like a function's. Owns: a new reference. Errors: NULL with an exception. */
 static PyObject* fast_path_repr(PyObject* self) {
   PyObject *dict = PyObject_GenericGetDict(self, NULL), *name = NULL, *module = NULL, *text = NULL;
   if (dict == NULL) return NULL;
@@ -338,7 +336,7 @@ PyDoc_STRVAR(
     "run in C.");
 
 /* setattr would redirect every call to Python, so this writes to the type's dict. Owns: keeps a
- * reference to `function`. GIL: needed. Errors: NULL with an exception. */
+ * reference to `function`. Errors: NULL with an exception. */
 static PyObject* set_traced(PyObject* module, PyObject* function) {
   PyObject* type = PyObject_GetAttrString(module, "FastPathFunction");
   if (type == NULL) return NULL;

@@ -6,7 +6,7 @@
 #include "streams.h"
 
 /* Finish an offer that is not simply handed over. Keeps an unused response for the Python path.
- * Owns: takes the offer; the result is new. Errors: as py_convert_array. */
+ * Owns: takes the offer. Errors: as py_convert_array. */
 static PyObject* finish_offer(py_call* call, const py_pair* pair, PyObject* obj, py_offer* offer) {
   py_target* t = pair->target;
   PyObject* result = NULL;

@@ -3,7 +3,7 @@
 #include "target.h"
 #include "core/strides.h"
 
-/* Read a tuple of numbers. GIL: needed; may run Python. Errors: -1 = fallback. */
+/* Read a tuple of numbers. Errors: -1 = fallback. */
 static int read_numbers(const py_question* question, PyObject* obj, int64_t* numbers) {
   PyObject* tuple = py_ask(question, obj);
   Py_ssize_t n = tuple && PyTuple_CheckExact(tuple) ? PyTuple_GET_SIZE(tuple) : -1;
@@ -16,8 +16,6 @@ static int read_numbers(const py_question* question, PyObject* obj, int64_t* num
   return (int)n;
 }
 
-/* Read the dtype if the size of its elements is a power of two. GIL: needed; may run Python.
- * Errors: 0 = fallback. */
 static int read_dtype(const py_fields* f, PyObject* obj, DLDataType* out) {
   PyObject* dtype = py_ask(&f->dtype, obj);
   PyObject* found = dtype ? PyDict_GetItemWithError(f->dtypes, dtype) : NULL; /* never changes */
@@ -28,8 +26,7 @@ static int read_dtype(const py_fields* f, PyObject* obj, DLDataType* out) {
   return key >= 0 && bits >= 8 && (bits & (bits - 1)) == 0;
 }
 
-/* Owns: the caller owns the result, which owns the array's memory. GIL: needed; runs Python.
- * Errors: NULL = fallback. */
+/* Owns: the caller owns the result, which owns the array's memory. */
 static DLManagedTensorVersioned* read_array(const py_fields* f, PyObject* obj) {
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM], device[DLX_MAX_NDIM];
   DLTensor t = {.shape = shape, .strides = strides};

@@ -3,9 +3,10 @@
 
 /* One call of a function with a fast path.
  *
- * In this folder, "fallback" in an Errors label means: without an exception, the Python path
- * repeats the call; with an exception, the call ends. Only exceptions that py_error_forget does not
- * clear are left: interrupts, exits, MemoryError. */
+ * Unless noted otherwise, functions of c_src/convert and c_src/call need the GIL and may run
+ * Python, results are new references, -1 means an exception, and NULL or 0 means "fallback":
+ * without an exception, the Python path repeats the call; with an exception, the call ends. Only
+ * exceptions that py_error_forget does not clear are left: interrupts, exits, MemoryError. */
 
 #include "interop/interop.h"
 
@@ -47,9 +48,9 @@ enum {
 };
 
 typedef struct py_visitor {
-  /* Return one of the above. Owns: the walker owns *found. GIL: needed; may run Python. */
+  /* Return one of the above. Owns: the walker owns *found. */
   int (*classify)(struct py_visitor*, PyObject* obj, PyObject** found);
-  /* Note the result of an array or container; or NULL. Errors: -1 with an exception. */
+  /* Note the result of an array or container; or NULL. */
   int (*note)(struct py_visitor*, PyObject* obj, PyObject* result, int is_container);
   /* Find the container to return for one if the results of its children are that container's
    * children; or NULL. Owns: borrowed. Errors: NULL; MemoryError may be set. */
@@ -69,16 +70,15 @@ typedef struct {
  */
 
 /* A producer is called once: if the fast path cannot use its response, it keeps it for the Python
- * path of the same call, as {address: (obj, result or None, exception or None)}. GIL: needed.
- * Errors: an exception is set, and no responses are kept. */
+ * path of the same call, as {address: (obj, result or None, exception or None)}. Errors: an
+ * exception is set, and no responses are kept. */
 void py_call_keep_response(py_call* call, PyObject* obj, PyObject* answer, int is_raised);
 
 /* Call the Python path, which reads kept responses by producer_response. Owns: takes
- * call->responses; the result is new. GIL: needed. Errors: the function's. */
+ * call->responses. Errors: the function's. */
 PyObject* py_call_python(py_call* call, PyObject* const* args, size_t nargsf, PyObject* names);
 
-/* Whether the current Python path has a response of an object. GIL: needed. Errors: 1 with an
- * exception. */
+/* Whether the current Python path has a response of an object. Errors: 1 with an exception. */
 int py_call_has_response(PyObject* obj);
 
 extern PyMethodDef py_call_functions[];

@@ -9,7 +9,6 @@ static PyObject* fallback;          /* fallback(obj): the Python path; returns a
 static PyObject*
     borrow_error; /* of `borrow_any`; created once, as programs may meet it at every call */
 
-/* Owns, Errors: as py_pair_learn. */
 static int find_pair(PyObject* obj, py_pair* out) {
   if (!py_pair_learn((FastPathObject*)function, Py_TYPE(obj), target, out)) return 0;
   if (out->what == PY_CONVERTS) return 1;
@@ -17,8 +16,7 @@ static int find_pair(PyObject* obj, py_pair* out) {
   return 0;
 }
 
-/* Owns: the caller owns *out, which keeps the memory alive. GIL: needed; may run Python. Errors: -1
- * with an exception. */
+/* Owns: the caller owns *out, which keeps the memory alive. */
 static int export_any(void* obj, DLManagedTensorVersioned** out) {
   py_offer offer = {.made = NULL};
   unsigned options = DLX_SHARES | DLX_HOST_ONLY;
@@ -39,7 +37,7 @@ static int export_any(void* obj, DLManagedTensorVersioned** out) {
 }
 
 /* Borrow a writable host array that has a pair. Owns: nothing; *out is valid until Python code runs
- * or the next borrow. GIL: needed; may run Python. Errors: -1 with an exception. */
+ * or the next borrow. */
 static int borrow_any(void* obj, DLTensor* out) {
   if (Py_IS_TYPE((PyObject*)obj, &py_tensor_type))
     return py_tensor_table.dltensor_from_py_object_no_sync(obj, out);

@@ -83,8 +83,7 @@ int py_question_read(PyObject* value, PyTypeObject* type, py_question* q) {
   return 0;
 }
 
-/* A getter: whether an object has an attribute that is not None. Owns: new reference. GIL: needed;
- * may run Python. Errors: NULL with an exception. */
+/* A getter: whether an object has an attribute that is not None. Errors: NULL with an exception. */
 static PyObject* has_value(PyObject* obj, void* name) {
   PyObject* value;
   if (py_optional(obj, name, &value) < 0) return NULL;
@@ -93,7 +92,7 @@ static PyObject* has_value(PyObject* obj, void* name) {
   return PyBool_FromLong(has);
 }
 
-/* Read one Guard and return its range: early, array or owner. Errors: -1 with an exception. */
+/* Read one Guard and return its range: early, array or owner. */
 static int read_guard(PyObject* value, PyTypeObject* type, py_guard* out) {
   PyObject *ask, *resolve;
   int of_owner, is_optional;

@@ -43,19 +43,16 @@ typedef struct {
   dlx_guard_function in_c; /* further guards in C; or NULL */
 } py_gate;
 
-/* Owns: new reference. GIL: needed; may run Python. Errors: NULL with an exception. */
+/* Errors: NULL with an exception. */
 PyObject* py_ask(const py_question* question, PyObject* obj);
 
-/* Whether all switches are off and no early guard applies. GIL: needed; may run Python. Errors: 0 =
- * fallback. */
+/* Whether all switches are off and no early guard applies. */
 int py_gate_is_open(py_gate* gate, PyObject* obj);
 
-/* Return 1 if the answer is false, or `resolve` made it false. GIL: needed; may run Python. Errors:
- * 0 = fallback. */
+/* Return 1 if the answer is false, or `resolve` made it false. */
 int py_guard_is_false(const py_guard* guard, PyObject* obj, PyObject* asked);
 
-/* Whether no guard in a range applies for a dtype code; `asked` is the array or its owner. GIL:
- * needed; may run Python. Errors: 0 = fallback. */
+/* Whether no guard in a range applies for a dtype code; `asked` is the array or its owner. */
 static inline int py_gate_is_clear(const py_gate* gate, int first, int end, int code, PyObject* obj,
                                    PyObject* asked) {
   for (int i = first; i < end; i++) {
@@ -65,16 +62,14 @@ static inline int py_gate_is_clear(const py_gate* gate, int first, int end, int 
   return 1;
 }
 
-/* Whether the array has a guard for a dtype code. */
 int py_gate_asks(const py_gate* gate, int code);
 
-/* Whether all attributes equal their expected values. GIL: needed; may run Python. Errors: 1 = yes;
- * 0 = no; -1 = fallback. */
+/* Whether all attributes equal their expected values. Errors: 1 = yes; 0 = no; -1 = fallback. */
 int py_switches_hold(const py_switches* states);
 
 /* Read objects of dlx/_engine/fast_path.py: a Question, of the source's type unless it names
  * another; a tuple of Guard; a tuple of Switch. Owns: allocated memory; the free functions release
- * it. Errors: -1 with an exception. */
+ * it. */
 int py_question_read(PyObject* value, PyTypeObject* type, py_question* out);
 int py_guards_read(PyObject* value, PyTypeObject* type, py_gate* out);
 int py_switches_read(PyObject* value, PyTypeObject* owners, py_switches* out);

@@ -32,7 +32,6 @@ static int has_no_graph(py_source* s, PyObject* obj) {
   return py_gate_is_open(&s->gate, obj) && (s->gate.in_c == NULL || s->gate.in_c(obj, &none));
 }
 
-/* Owns, Errors: as py_stay. */
 static PyObject* detach_graph(py_source* s, PyObject* obj) {
   if (s->gate.n_of_array > s->gate.n_early)
     return NULL; /* a guard for one dtype may be about the graph */
@@ -46,7 +45,7 @@ static PyObject* detach_graph(py_source* s, PyObject* obj) {
   return detached;
 }
 
-/* Whether borrowing an array neither waits nor changes it. Errors: 0 = fallback. */
+/* Whether borrowing an array neither waits nor changes it. */
 static int is_ready(const py_source* s, PyObject* obj) {
   PyObject* answer =
       s->framework.ready ? PyObject_CallOneArg(s->framework.ready, obj) : Py_NewRef(Py_True);
@@ -55,7 +54,7 @@ static int is_ready(const py_source* s, PyObject* obj) {
   return answer == Py_True;
 }
 
-/* Whether the framework may copy an array: nothing blocks its export. Errors: 0 = fallback. */
+/* Whether the framework may copy an array: nothing blocks its export. */
 static int may_copy(py_source* s, py_target* t, PyObject* obj) {
   py_offer offer = {.made = NULL};
   int borrows = s->take == py_take_borrowed || s->take == py_take_tensor;

@@ -37,8 +37,7 @@ static uintptr_t hash_bases(PyTypeObject* type) {
   return mark;
 }
 
-/* Owns: *out is a new reference, or NULL. With a GIL, runs no code of a metaclass. Errors: -1 with
- * an exception. */
+/* Owns: *out is a new reference, or NULL. With a GIL, runs no code of a metaclass. */
 static int look_up_attribute(PyTypeObject* type, PyObject* name, PyObject** out) {
 #ifdef Py_GIL_DISABLED /* _PyType_Lookup returns a borrowed reference */
   return py_optional((PyObject*)type, name, out);
@@ -71,7 +70,6 @@ static int matches_fact(PyObject* noted, PyObject* value) {
   return referent == value;
 }
 
-/* Errors: -1 with an exception. */
 static int count_registrations(uint64_t* count) {
   PyObject* token = PyObject_CallNoArgs(get_token);
   *count = token ? PyLong_AsUnsignedLongLong(token) : 0;
@@ -98,7 +96,6 @@ int py_kind_note(py_kind* k, PyTypeObject* type) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Errors: 0 = no, or an exception is set. */
 static int is_same_class(const py_kind* k, PyTypeObject* type) {
   if (hash_bases(type) != k->bases) return 0;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(k->facts); i++) {

@@ -20,18 +20,16 @@ typedef struct {
   uint64_t registrations; /* with abstract base classes */
 } py_kind;
 
-/* Note a type; `names` and `still` are set. Owns: references in `k`. GIL: needed; may run Python.
- * Errors: -1 with an exception. */
+/* Note a type; `names` and `still` are set. Owns: references in `k`. */
 int py_kind_note(py_kind* k, PyTypeObject* type);
 
-/* Compare the facts, and store the type's new tag. GIL: needed; may run Python. Errors: 0 = learn
- * the type again, or fallback. */
+/* Compare the facts, and store the type's new tag. Errors: 0 = learn the type again, or fallback.
+ */
 int py_kind_compare(py_kind* k, PyTypeObject* type);
 
 int py_kind_visit(py_kind* k, visitproc visit, void* arg);
 void py_kind_clear(py_kind* k);
 
-/* GIL: needed. Errors: -1 with an exception. */
 int py_kind_init(void);
 
 static inline unsigned py_tag_of(PyTypeObject* type) {

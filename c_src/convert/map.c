@@ -65,7 +65,6 @@ void py_maps_end(void) {
   atomic_store_explicit(&own->since, 0, memory_order_release);
 }
 
-/* Return when the reader that has been reading longest began. */
 static uint64_t find_oldest_reader(void) {
   uint64_t oldest = atomic_load(&has_stateless_readers) ? 0 : UINT64_MAX;
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
@@ -132,7 +131,6 @@ static void free_retired(void) {
 
 /* ---- maps ------------------------------------------------------------------------------------ */
 
-/* Return the entry of a key, or the free one for it. */
 static py_entry* find_entry(py_map* map, const void* key) {
   size_t i = (uintptr_t)key >> 4 ^ (uintptr_t)key >> 12;
   for (const void* found; (found = map->at[i & map->mask].key) != NULL && found != key;) i++;

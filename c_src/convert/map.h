@@ -27,7 +27,7 @@ static inline PyObject* py_word_object(uintptr_t word) {
   return (PyObject*)(word & ~(uintptr_t)DLX_WORD_BITS);
 }
 
-/* Return the word of a key, or 0. GIL: needed. Errors: none. */
+/* Return the word of a key, or 0. Errors: none. */
 static inline uintptr_t py_map_get(const _Atomic(py_map*)* place, const void* key) {
   const py_map* map = atomic_load_explicit(place, memory_order_acquire);
   if (map == NULL) return 0;
@@ -39,11 +39,10 @@ static inline uintptr_t py_map_get(const _Atomic(py_map*)* place, const void* ke
   }
 }
 
-/* Set the word of a key. Owns: holds the object. GIL: needed; may run Python. Errors: -1 with
- * MemoryError. */
+/* Set the word of a key. Owns: holds the object. */
 int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word);
 
-/* Remove all entries. GIL: needed; may run Python. A pending exception is kept. */
+/* Remove all entries. A pending exception is kept. */
 void py_map_clear(_Atomic(py_map*)* place);
 
 int py_map_visit(const _Atomic(py_map*)* place, visitproc visit, void* arg);

@@ -65,7 +65,6 @@ inline int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
   return 1;
 }
 
-/* Errors: -1 = an exception ends the call. */
 static int learn_pair(const FastPathObject* function, PyTypeObject* type, PyObject* to) {
   if (PyErr_Occurred()) return -1;
   PyObject* done = PyObject_CallFunctionObjArgs(function->learn, (PyObject*)type, to, NULL);
@@ -110,7 +109,6 @@ void py_target_forget(py_target* t) {
 
 /* ---- learned --------------------------------------------------------------------------------- */
 
-/* Errors: -1 with ValueError. */
 static int read_what(PyObject* name) {
   static const char* const words[] = {"python", "passes", "looks",    "children",
                                       "rule",   "stays",  "converts", "produces"};
@@ -154,7 +152,7 @@ PyDoc_STRVAR(source_find_doc,
              "source_find(type, /)\n--\n\n"
              "Return the Source of an exact type, or None.");
 
-/* Owns: takes `found`; the result is new. Errors: None; NULL with an exception. */
+/* Owns: takes `found`. Errors: None; NULL with an exception. */
 static PyObject* return_found(void* found) {
   PyObject* result = found ? Py_NewRef(found) : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
   if (found) py_map_release(found);

@@ -6,7 +6,6 @@
 
 #include "target.h"
 
-/* The kind of a pair. */
 typedef enum {
   PY_PYTHON,     /* the Python path converts or rejects it */
   PY_PASSES,     /* not an array: passes through a tree */
@@ -26,14 +25,13 @@ typedef struct {
 } py_pair;
 
 /* Find a pair that is already known. Owns: the caller holds the pair, between py_maps_begin and
- * py_maps_end, and owes py_pair_release. GIL: needed; may run Python. Errors: 0 = fallback, and
- * nothing is held. */
+ * py_maps_end, and owes py_pair_release. Errors: 0 = fallback, and nothing is held. */
 int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out);
 
 /* Find a pair, or learn it. Owns, GIL, Errors: as py_pair_find. */
 int py_pair_learn(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out);
 
-/* GIL: needed; may run Python. A pending exception is kept. */
+/* A pending exception is kept. */
 static inline void py_pair_release(const py_pair* pair) {
   py_map_release(pair->source);
   py_map_release(pair->target);
@@ -43,8 +41,8 @@ static inline void py_pair_release(const py_pair* pair) {
  * py_map_release. GIL, Errors: as py_pair_learn. */
 py_source* py_example_learn(const FastPathObject* function, PyTypeObject* type);
 
-/* Whether a source is still valid for an exact type. GIL: needed; may run Python. Errors: 0; an
- * exception that ends the call may be set. */
+/* Whether a source is still valid for an exact type. Errors: 0; an exception that ends the call may
+ * be set. */
 int py_source_holds(PyObject* source, PyTypeObject* type);
 
 extern PyMethodDef py_pair_functions[];
@@ -54,23 +52,19 @@ int py_pair_init(void);
 /* ---- convert/array.c ---------------------------------------------------------------------------
  */
 
-/* Convert an array. Owns: the result is new. GIL: needed; may run Python. Errors: NULL = fallback.
- */
 PyObject* py_convert_array(py_call* call, const py_pair* pair, PyObject* obj);
 
-/* Convert an array or a container. Owns, GIL, Errors: as py_convert_array. */
 PyObject* py_convert(py_call* call, PyObject* obj);
 
-/* Return the target for an example on the host, and add the example's options to the call. Owns:
- * new reference. GIL: needed; may run Python. Errors: NULL = fallback. */
+/* Return the target for an example on the host, and add the example's options to the call. */
 PyObject* py_target_like(py_call* call, PyObject* like);
 
 /* ---- convert/exchange_any.c
  * --------------------------------------------------------------------------- */
 
 /* Return a capsule with the exchange table for any array. `function` is the fast path;
- * python_path(obj) returns a dlx.Tensor. Owns: new reference; keeps its arguments. GIL: needed.
- * Errors: NULL with an exception. */
+ * python_path(obj) returns a dlx.Tensor. Owns: new reference; keeps its arguments. Errors: NULL
+ * with an exception. */
 PyObject* py_exchange_any(PyObject* function, PyObject* to, PyObject* python_path);
 
 /* ---- convert/walk.c -------------------------------------------------------------------------- */
@@ -89,8 +83,8 @@ int py_has_interface(PyObject* obj);
 
 /* ---- convert/tree.c -------------------------------------------------------------------------- */
 
-/* Convert a list, tuple or dict (`rule` = NULL), or a container by its rule. GIL: needed; may run
- * Python. Errors: NULL = fallback, and nothing was handed over. */
+/* Convert a list, tuple or dict (`rule` = NULL), or a container by its rule. Errors: NULL =
+ * fallback, and nothing was handed over. */
 PyObject* py_convert_tree(py_call* call, PyObject* root, PyObject* rule);
 
 /* Convert another container by its pair. GIL, Errors: as py_convert_tree. */

@@ -4,8 +4,7 @@
 
 #include "target.h"
 
-/* Whether the dtype can be numeric; a numeric dtype is remembered. GIL: needed; runs Python.
- * Errors: 0 = fallback. */
+/* Whether the dtype can be numeric; a numeric dtype is remembered. */
 static int may_be_numbers(py_producer* p, PyObject* obj) {
   PyObject* dtype;
   if (py_optional(obj, py_name_dtype, &dtype) < 0) return py_error_forget() == 0;
@@ -26,8 +25,7 @@ static int is_number(PyObject* obj, long wanted) {
   return PyLong_Check(obj) && !PyBool_Check(obj) && PyLong_AsLong(obj) == wanted;
 }
 
-/* Whether __dlpack_device__ is missing, or returns the host. GIL: needed; runs Python. Errors: 0 =
- * fallback. */
+/* Whether __dlpack_device__ is missing, or returns the host. */
 static int may_be_on_host(PyObject* obj) {
   PyTypeObject* type = Py_TYPE(obj);
   PyObject* ask = NULL;

@@ -19,7 +19,6 @@ typedef enum {
   PY_ON_DEVICE   /* `made` is in device memory, see streams.h */
 } py_state;
 
-/* The result of taking an array. */
 typedef struct {
   DLManagedTensorVersioned* made; /* owned by the caller; NULL = nothing */
   PyObject* response;    /* strong: the producer's capsule, to which an unused `made` returns, or
@@ -29,14 +28,13 @@ typedef struct {
 } py_offer;
 
 /* Take an array for a target: examine, export and check it. With DLX_COPIES, later resizing is not
- * prevented. Owns: the caller owns the content of *out; `made` owns the array or its storage. GIL:
- * needed; may run Python. Errors: see py_state. */
+ * prevented. Owns: the caller owns the content of *out; `made` owns the array or its storage.
+ * Errors: see py_state. */
 typedef void py_take(py_source* source, py_target* target, PyObject* obj, unsigned options,
                      py_offer* out);
 
 /* Return the result for an array of the target framework; with DLX_COPIES the argument for
- * py_copy_by_framework. Owns: new reference. GIL: needed; may run Python. Errors: NULL = fallback.
- */
+ * py_copy_by_framework. */
 typedef PyObject* py_stay(py_source* source, py_target* target, PyObject* obj, unsigned options);
 
 /* How to get a framework's current stream on a CUDA device: from a table, if the framework keeps
@@ -108,7 +106,6 @@ extern PyTypeObject* py_source_type;
 
 /* ---- convert/members.c ----------------------------------------------------------------------- */
 
-/* A member of a source or target. */
 typedef struct {
   const char* name;
   int (*read)(PyObject* value, void* where, void* self); /* Errors: -1 with an exception */
@@ -116,17 +113,15 @@ typedef struct {
 } py_member;
 
 /* Read keywords into members; None leaves a member unchanged. Owns: the result is a tuple of the
- * values. GIL: needed. Errors: NULL with an exception. */
+ * values. Errors: NULL with an exception. */
 PyObject* py_members_read(const py_member* members, PyObject* keywords, void* self);
 
-/* tp_dealloc of both types. */
 void py_members_dealloc(PyObject* self);
 
 int py_read_object(PyObject* value, void* where, void* self);
 int py_read_flag(PyObject* value, void* where, void* self);
 int py_read_streams(PyObject* value, void* where, void* self);
 
-/* Create the types, and add them to a module. GIL: needed. Errors: -1 with an exception. */
 int py_source_init(PyObject* module);
 int py_target_init(PyObject* module);
 
@@ -138,8 +133,7 @@ py_take py_take_tensor, py_take_borrowed, py_take_managed, py_take_exported;
 py_take py_take_unblocked;
 
 /* Borrow an array during a call, checked as with DLX_COPIES | DLX_SHARES, without allocations.
- * Owns: nothing; *out is valid until Python code runs or the next borrow. GIL: needed; may run
- * Python. Errors: 0 = fallback. */
+ * Owns: nothing; *out is valid until Python code runs or the next borrow. */
 int py_borrow(py_source* source, py_target* target, PyObject* obj, DLTensor* out);
 
 /* ---- convert/attributes.c, convert/producer.c ------------------------------------------------ */
@@ -150,12 +144,10 @@ py_take py_take_attributes, py_take_capsule;
 
 py_stay py_stay_unchanged, py_stay_examined;
 
-/* Copy an array by its framework. Owns: takes `same`; new reference. GIL: needed; runs Python.
- * Errors: NULL = fallback. */
+/* Copy an array by its framework. Owns: takes `same`; new reference. */
 PyObject* py_copy_by_framework(const py_source* source, PyObject* same);
 
-/* Whether an array is on the host according to its table. GIL: needed; may run Python. Errors: 0 =
- * fallback. */
+/* Whether an array is on the host according to its table. */
 int py_is_on_host(const py_source* source, PyObject* obj);
 
 #endif

@@ -33,7 +33,6 @@ static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
   Py_RETURN_NONE;
 }
 
-/* Owns: *keep is a new reference. GIL: needed; may run Python. Errors: 0 = fallback. */
 static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream,
                       PyObject** keep) {
   void* handle = NULL;
@@ -64,8 +63,7 @@ static py_stream_pair* get_known(py_stream_pairs* all, const py_source* s, int32
   return NULL;
 }
 
-/* Find the streams of a source on a device, once per call. Owns: borrowed from `all`. GIL: needed;
- * may run Python. Errors: NULL = fallback. */
+/* Find the streams of a source on a device, once per call. Owns: borrowed from `all`. */
 static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_target* t,
                                     int32_t device) {
   py_stream_pair* found = get_known(all, s, device);

@@ -30,14 +30,13 @@ typedef struct {
   } waited[DLX_MAX_STREAM_PAIRS]; /* waits that are already recorded; each holds a count */
 } py_stream_pairs;
 
-/* Whether an array of a pair may be shared in CUDA memory with these options. GIL: needed. */
+/* Whether an array of a pair may be shared in CUDA memory with these options. */
 int py_may_share_cuda(const py_source* source, const py_target* target, const DLTensor* tensor,
                       unsigned options);
 
 /* Find the streams of an array that was taken, and make the consumer's wait, once per call. On
  * failure nothing was ordered that the Python path would not order. Owns: the pairs own their
- * contents. GIL: needed, released during calls of the driver; may run Python. Errors: 0 = fallback.
- */
+ * contents. GIL: needed, released during calls of the driver; may run Python. */
 int py_streams_order(py_stream_pairs* all, py_source* source, py_target* target,
                      const DLManagedTensorVersioned* made, PyObject* obj);
 
@@ -46,12 +45,11 @@ int py_streams_order(py_stream_pairs* all, py_source* source, py_target* target,
 PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const py_source* source,
                                py_target* target, DLManagedTensorVersioned* made, PyObject* obj);
 
-/* Order and hand over one array. Owns, GIL: as py_hand_over. Errors: NULL = fallback. */
+/* Order and hand over one array. Owns, GIL: as py_hand_over. */
 PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
                              DLManagedTensorVersioned* made, PyObject* obj);
 
-/* Owns: releases the contents of the pairs. GIL: needed; may run Python. A pending exception is
- * kept. */
+/* Owns: releases the contents of the pairs. A pending exception is kept. */
 void py_streams_clear(py_stream_pairs* all);
 
 extern PyMethodDef py_stream_functions[];

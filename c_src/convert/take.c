@@ -57,8 +57,7 @@ void py_take_tensor(py_source* s, py_target* t, PyObject* obj, unsigned options,
 
 /* ---- by the borrow slot ---------------------------------------------------------------------- */
 
-/* Read a number from an object; 0 if that fails. GIL: needed. Errors: -1 = an exception ends the
- * call. */
+/* Read a number from an object; 0 if that fails. */
 static int read_number(const py_question* question, PyObject* obj, int64_t* number) {
   PyObject* answer = question->name ? py_ask(question, obj) : NULL;
   *number = answer ? PyLong_AsLongLong(answer) : 0;
@@ -68,8 +67,7 @@ static int read_number(const py_question* question, PyObject* obj, int64_t* numb
   return py_error_forget();
 }
 
-/* Whether a tensor lies in its owner's memory: the owner may have been resized before. GIL: needed;
- * may run Python. Errors: 0 = fallback. */
+/* Whether a tensor lies in its owner's memory: the owner may have been resized before. */
 static int lies_in_owner(const py_source* s, const DLTensor* t, PyObject* owner) {
   if (s->owner.nbytes.name == NULL) return 1;
   int64_t low, high, start, nbytes;
@@ -81,8 +79,7 @@ static int lies_in_owner(const py_source* s, const DLTensor* t, PyObject* owner)
   return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
 }
 
-/* Check the array's dtype if its framework has several dtypes for one DLPack dtype. Errors: 0 =
- * fallback. */
+/* Check the array's dtype if its framework has several dtypes for one DLPack dtype. */
 static int matches_dtype(const py_source* s, PyObject* obj, DLDataType dtype) {
   if (s->dtype_check.expected == NULL || dtype.bits != 8) return 1;
   PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
@@ -100,7 +97,7 @@ static int matches_dtype(const py_source* s, PyObject* obj, DLDataType dtype) {
 }
 
 /* Whether no guard applies after a borrow. `is_brief`: the memory is only read for a copy. Owns:
- * *owner is new, also on failure, or NULL. Errors: 0 = fallback. */
+ * *owner is new, also on failure, or NULL. */
 static int passes_guards(const py_source* s, PyObject* obj, const DLTensor* t, int is_brief,
                          PyObject** owner) {
   const py_gate* g = &s->gate;
@@ -181,7 +178,7 @@ int py_borrow(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
 /* ---- by the managed slot, and by a function -------------------------------------------------- */
 
 /* Share the dlx.Tensor (or None) that an adapter's function returned. Owns: takes `tensor`, or
- * NULL; the caller owns the result. GIL: needed; may run Python. Errors: NULL = fallback. */
+ * NULL; the caller owns the result. */
 static DLManagedTensorVersioned* share_exported(PyObject* tensor) {
   DLManagedTensorVersioned* made = NULL;
   if (tensor == NULL) return py_error_forget(), NULL;

@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-/* Hand a managed tensor to the consumer. Owns: takes `made`; the result is new. GIL: needed; may
- * run Python. Errors: NULL with the error that the function's `failed` returns. */
+/* Hand a managed tensor to the consumer. Owns: takes `made`. Errors: NULL with the error that the
+ * function's `failed` returns. */
 typedef PyObject* py_hand_over(const py_call* call, py_target* target,
                                DLManagedTensorVersioned* made, PyObject* obj);
 
@@ -46,12 +46,12 @@ struct py_target {
 
 extern PyTypeObject* py_target_type;
 
-/* Let calls create another target instead. GIL: needed; may run Python. A pending exception is
- * kept. Defined in convert/pairs.c. */
+/* Let calls create another target instead. A pending exception is kept. Defined in convert/pairs.c.
+ */
 void py_target_forget(py_target* target);
 
 /* Whether a target supports the options, and its capabilities are unchanged; else it is forgotten.
- * Call this before taking an array. GIL: needed; may run Python. Errors: 0 = fallback. */
+ * Call this before taking an array. */
 static inline int py_target_holds(py_target* t, unsigned options) {
   if (options & t->unsupported) return 0;
   int same = t->states.n ? py_switches_hold(&t->states) : 1;
@@ -86,8 +86,7 @@ static inline int py_is_trivial(const py_target* t, const DLTensor* tensor) {
 }
 
 /* Copy a tensor for the consumer, in an accepted order of dimensions, or clear its read-only flag.
- * Owns: takes `made`; the caller owns the result. GIL: needed, released during a large copy.
- * Errors: NULL = fallback. */
+ * Owns: takes `made`; the caller owns the result. GIL: needed, released during a large copy. */
 DLManagedTensorVersioned* py_target_copy(const py_target* target, DLManagedTensorVersioned* made,
                                          unsigned options, uint32_t incompatible);
 

@@ -14,7 +14,6 @@ static int has_rules(const walk* w) {
   return i < w->nodes.n;
 }
 
-/* Errors: LEAVE or FAILED, see leave. */
 static outcome check_leaf(walk* w, const leaf* l) {
   if (l->offer.made == NULL) return leave();
   if (l->offer.state == PY_ON_DEVICE)
@@ -137,7 +136,7 @@ static PyObject* get_result(const walk* w, const item* it) {
 }
 
 /* Move the result into its only container, without touching its reference count: it is not in a
- * cache. Owns: the result is new. */
+ * cache. */
 static PyObject* take_result(const walk* w, const item* it) {
   if (it->link < 0 && !get_leaves(w)[~it->link].is_shared) {
     PyObject* result = get_leaves(w)[~it->link].result;
@@ -174,7 +173,7 @@ static PyObject* build_tuple(const walk* w, const node* n) {
   return made;
 }
 
-/* Without changes, return an immutable container itself. Errors: NULL = fallback. */
+/* Without changes, return an immutable container itself. */
 static PyObject* build_by_rule(const walk* w, const node* n) {
   if (PyTuple_GET_ITEM(n->rule, 2) != Py_True && !is_changed(w, n)) return Py_NewRef(n->obj);
   PyObject *children = build_list(w, n), *made = NULL;
@@ -186,7 +185,6 @@ static PyObject* build_by_rule(const walk* w, const node* n) {
   return made;
 }
 
-/* Errors: -1 with an exception. */
 static int fill_container(const walk* w, const node* n, PyObject* made) {
   Py_ssize_t count = n->end - n->first;
   for (const item *it = &get_items(w)[n->first], *end = it + count; it < end; it++) {

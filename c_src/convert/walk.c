@@ -21,7 +21,6 @@ static int grow(py_vector* v, Py_ssize_t more) {
   return 0;
 }
 
-/* Errors: as grow. */
 static inline int reserve(py_vector* v, Py_ssize_t more) {
   return v->n + more <= v->room ? 0 : grow(v, more);
 }
@@ -84,7 +83,6 @@ static visit* find_visit(const walk* w, PyObject* obj) {
   }
 }
 
-/* Errors: -1 with MemoryError. */
 static int reserve_visits(walk* w, Py_ssize_t more) {
   py_vector old = w->visits;
   Py_ssize_t room = old.room;
@@ -104,7 +102,7 @@ static int reserve_visits(walk* w, Py_ssize_t more) {
 }
 
 /* Reserve for a container's children in one step: new memory is the largest cost of trees with many
- * arrays. Errors: -1 with MemoryError. */
+ * arrays. */
 static int reserve_all(walk* w, Py_ssize_t n_items, Py_ssize_t n_children) {
   return reserve(&w->nodes, 1) < 0 || reserve(&w->stack, 1) < 0 ||
                  reserve(&w->items, n_items) < 0 || reserve(&w->leaves, n_children) < 0 ||
@@ -113,7 +111,6 @@ static int reserve_all(walk* w, Py_ssize_t n_items, Py_ssize_t n_children) {
              : 0;
 }
 
-/* Note an object's node or leaf. Errors: -1 with MemoryError. */
 static int remember(walk* w, visit* slot, visit met) {
   *slot = met;
   w->n_visits++;
@@ -146,7 +143,6 @@ static int is_plain_key(PyObject* key) {
          type == &PyBool_Type || key == Py_None;
 }
 
-/* Open a node whose children end at `at`. */
 static node* open_node(walk* w, PyObject* obj, const item* at) {
   Py_ssize_t first = w->items.n, end = at - get_items(w);
   node* n = &get_nodes(w)[w->nodes.n];
@@ -206,7 +202,6 @@ static outcome enter_by_rule(walk* w, PyObject* obj, PyObject* rule) {
   return result;
 }
 
-/* Copy the children of a container, under its lock. */
 static outcome enter(walk* w, PyObject* obj, PyObject* rule) {
   outcome result;
   if (rule) return enter_by_rule(w, obj, rule);
@@ -216,7 +211,6 @@ static outcome enter(walk* w, PyObject* obj, PyObject* rule) {
   return result;
 }
 
-/* Note the container that is entered next. Errors: -1 with MemoryError. */
 static int remember_next(walk* w, visit* slot, PyObject* obj) {
   if (reserve(&w->nodes, 1) < 0) return -1;
   get_nodes(w)[w->nodes.n].obj = obj;
@@ -282,7 +276,6 @@ static outcome note_known(walk* w, Py_ssize_t which, PyObject* result) {
   return remember(w, v, (visit)~w->leaves.n++) < 0 ? FAILED : DONE;
 }
 
-/* Errors: as visit_child. */
 static outcome ask_visitor(walk* w, Py_ssize_t which, int* is_array) {
   PyObject* found = NULL;
   int answer = w->call->visitor->classify(w->call->visitor, get_items(w)[which].value, &found);
@@ -294,7 +287,6 @@ static outcome ask_visitor(walk* w, Py_ssize_t which, int* is_array) {
   return result;
 }
 
-/* Classify a child, and note it if it is new. */
 static outcome visit_child(walk* w, Py_ssize_t which) {
   PyObject* child = get_items(w)[which].value;
   PyTypeObject* type = Py_TYPE(child);

@@ -91,10 +91,9 @@ static inline outcome leave(void) {
 
 void walk_begin(walk* w, py_call* call);
 
-/* Release everything. GIL: needed; may run Python. A pending exception is kept. */
+/* Release everything. A pending exception is kept. */
 void walk_end(walk* w);
 
-/* Find all containers and arrays in a tree. GIL: needed; may run Python. */
 outcome walk_flatten(walk* w, PyObject* root, PyObject* rule);
 
 /* Prefetch both ends of an array object or managed tensor. */

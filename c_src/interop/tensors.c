@@ -275,7 +275,6 @@ static PyObject* buffer_address(PyObject* module, PyObject* view) {
   return PyLong_FromVoidPtr(address);
 }
 
-/* The owner of a wrapped foreign tensor. */
 typedef struct {
   DLManagedTensorVersioned* wrapper; /* owes the foreign deleter, unless borrowed */
   PyObject* keep;                    /* or NULL; released after the deleter has run */
