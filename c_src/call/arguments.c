@@ -295,9 +295,9 @@ static PyObject* call_function(const call* c, PyObject* converted) {
   PyObject* args = Py_NewRef(converted ? PyTuple_GET_ITEM(converted, 0) : c->args);
   Py_ssize_t skipped = PyTuple_GET_SIZE(c->args) - PyTuple_GET_SIZE(args);
   if (skipped) {
-    PyObject* kept = PyTuple_GetSlice(c->args, 0, skipped);
-    Py_SETREF(args, kept ? PySequence_Concat(kept, args) : NULL);
-    Py_XDECREF(kept);
+    PyObject* leading = PyTuple_GetSlice(c->args, 0, skipped);
+    Py_SETREF(args, leading ? PySequence_Concat(leading, args) : NULL);
+    Py_XDECREF(leading);
   }
   PyObject* result = args ? PyObject_Call(get_plan_item(c, FUNCTION), args, options) : NULL;
   Py_XDECREF(args);

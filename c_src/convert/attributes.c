@@ -60,5 +60,5 @@ void py_take_attributes(py_source* s, py_target* t, PyObject* obj, unsigned opti
     return;
   }
   made->flags |= s->flags;
-  py_offer_made(s, t, made, options, out);
+  py_offer_managed(s, t, made, options, out);
 }

@@ -56,7 +56,7 @@ static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* strea
   return 1;
 }
 
-static py_stream_pair* get_known(py_stream_pairs* all, const py_source* s, int32_t device) {
+static py_stream_pair* get_stream_pair(py_stream_pairs* all, const py_source* s, int32_t device) {
   for (int i = 0; i < all->n; i++) {
     if (all->at[i].source == s && all->at[i].device == device) return &all->at[i];
   }
@@ -66,7 +66,7 @@ static py_stream_pair* get_known(py_stream_pairs* all, const py_source* s, int32
 /* Find the streams of a source on a device, once per call. Owns: borrowed from `all`. */
 static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_target* t,
                                     int32_t device) {
-  py_stream_pair* found = get_known(all, s, device);
+  py_stream_pair* found = get_stream_pair(all, s, device);
   if (found) return found;
   /* A framework may initialize CUDA in its Python functions: the first use is left to the Python
    * path. */
@@ -165,7 +165,7 @@ int py_streams_order(py_stream_pairs* all, py_source* s, py_target* t,
 PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const py_source* s,
                                py_target* t, DLManagedTensorVersioned* made, PyObject* obj) {
   int32_t device = made->dl_tensor.device.device_id;
-  const py_stream_pair* x = get_known(all, s, device); /* py_streams_order has added it */
+  const py_stream_pair* x = get_stream_pair(all, s, device); /* py_streams_order has added it */
   /* On the same stream, later work of the producer is already ordered. */
   if (x->to && x->from != x->to && dlx_size(&made->dl_tensor))
     made = py_cuda_release_behind(made, device, x->to, Py_XNewRef(x->to_keep));

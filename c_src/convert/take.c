@@ -19,8 +19,8 @@ int py_offer_checks(py_source* s, py_target* t, DLManagedTensorVersioned* made, 
   return 1;
 }
 
-void py_offer_made(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
-                   py_offer* out) {
+void py_offer_managed(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
+                      py_offer* out) {
   if (py_offer_checks(s, t, made, options, out))
     out->made = made;
   else
@@ -198,7 +198,7 @@ static void export_managed(py_source* s, py_target* t, PyObject* obj, unsigned o
   out->state = PY_BLOCKED;
   if (made == NULL) return;
   made->flags |= s->flags;
-  py_offer_made(s, t, made, options, out);
+  py_offer_managed(s, t, made, options, out);
 }
 
 void py_take_managed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
@@ -223,5 +223,5 @@ void py_take_unblocked(py_source* s, py_target* t, PyObject* obj, unsigned optio
     return;
   }
   DLManagedTensorVersioned* made = share_exported(copy);
-  if (made) py_offer_made(s, t, made, options, out);
+  if (made) py_offer_managed(s, t, made, options, out);
 }

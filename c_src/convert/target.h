@@ -74,8 +74,8 @@ int py_offer_checks(py_source* source, py_target* target, DLManagedTensorVersion
                     unsigned options, py_offer* out);
 
 /* Offer a new managed tensor if the consumer accepts it. Owns: takes `made`. */
-void py_offer_made(py_source* source, py_target* target, DLManagedTensorVersioned* made,
-                   unsigned options, py_offer* out);
+void py_offer_managed(py_source* source, py_target* target, DLManagedTensorVersioned* made,
+                      unsigned options, py_offer* out);
 
 /* Whether the consumer accepts a tensor without further checks: row-major, of the last accepted
  * dtype. */

@@ -137,7 +137,7 @@ int py_passes_through(PyTypeObject* type) {
 }
 
 /* Whether another dict accepts a key without running Python. */
-static int is_plain_key(PyObject* key) {
+static int is_safe_key(PyObject* key) {
   PyTypeObject* type = Py_TYPE(key);
   return type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type ||
          type == &PyBool_Type || key == Py_None;
@@ -157,7 +157,7 @@ static outcome copy_dict(walk* w, PyObject* dict) {
   if (reserve_all(w, 2 * count, count) < 0) return FAILED;
   item *first = get_items(w) + w->items.n, *at = first;
   PyObject *key, *value;
-  while (PyDict_Next(dict, &position, &key, &value) && is_plain_key(key)) {
+  while (PyDict_Next(dict, &position, &key, &value) && is_safe_key(key)) {
     at[0] = (item){Py_NewRef(value), ITSELF};
     at++[count] = (item){Py_NewRef(key), ITSELF};
   }
