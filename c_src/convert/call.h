@@ -66,8 +66,7 @@ typedef struct {
   py_visitor* visitor; /* for a tree; or NULL */
 } py_call;
 
-/* ---- convert/responses.c -----------------------------------------------------------------------
- */
+/* ---- convert/responses.c --------------------------------------------------------------------- */
 
 /* A producer is called once: if the fast path cannot use its response, it keeps it for the Python
  * path of the same call, as {address: (obj, result or None, exception or None)}. Errors: an

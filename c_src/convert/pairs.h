@@ -49,8 +49,7 @@ extern PyMethodDef py_pair_functions[];
 
 int py_pair_init(void);
 
-/* ---- convert/array.c ---------------------------------------------------------------------------
- */
+/* ---- convert/array.c ------------------------------------------------------------------------- */
 
 PyObject* py_convert_array(py_call* call, const py_pair* pair, PyObject* obj);
 
