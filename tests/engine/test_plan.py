@@ -439,7 +439,7 @@ def test_types_that_are_no_target_name_one(np, torch, name, target):
     """A type that an adapter knows but does not list is refused, and the fix names a target that there is."""
     kind = functools.reduce(getattr, name.split(".")[1:], {"numpy": np, "torch": torch}[target])
     plan = dlx.plan(b"abc", to=kind)
-    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Say to={target!r}."
+    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Pass to={target!r}."
 
 
 # ---- how a plan reads ------------------------------------------------------------------------------------------------
