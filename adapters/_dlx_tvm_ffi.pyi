@@ -1,4 +1,4 @@
-"""An exchange table for tvm_ffi.Tensor, and a look into its containers, compiled from `_dlx_tvm_ffi.c`."""
+"""Exchange table for tvm_ffi.Tensor and access to containers, compiled from `_dlx_tvm_ffi.c`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -143,7 +143,7 @@ def test_defect_complex_has_no_word(dtype):
     result = dlx.convert(tensor(dtype), to="tvm_ffi")
     with pytest.raises(ValueError, match="type_code"):
         result.dtype
-    with pytest.raises(errors.DTypeError, match=f"no word for {dtype}"):
+    with pytest.raises(errors.DTypeError, match=f"no dtype object for {dtype}"):
         registry.target("tvm_ffi").adapter.dtypes.to_native(dlx.DType(dtype))
     assert dlx.describe(result).dtype == dlx.DType(dtype)
 
