@@ -80,7 +80,7 @@ def test_a_broken_promise_is_status_1_with_its_reproduction():
         (["dlx", "--kinds", "cook"], "there is no cook"),
         (["dlx", "--except", "copy-true"], "needs a reason"),
         (["dlx", "--except", "copy-tru=why"], "there is no check copy-tru"),
-        ([], "name what to grade"),
+        ([], "name a subject"),
     ],
 )
 def test_what_cannot_be_graded_is_status_2(args, words):
@@ -113,12 +113,12 @@ def test_an_exception_that_is_not_needed_any_more_breaks():
     """Else it would hide the next fault."""
     subject = excepting(kit_planted.subject_good, {"copy-true": "it never copies"})
     found = CHECKS["copy-true"](subject)
-    assert found.status == "breaks" and "not needed any more" in found.seen
+    assert found.status == "breaks" and "no longer needed" in found.seen
 
 
 def test_a_subject_states_its_exceptions_with_a_reason():
     """Also as data."""
-    with pytest.raises(ValueError, match="copy-true has none"):
+    with pytest.raises(ValueError, match="needs a reason: copy-true"):
         Subject("bare", exceptions={"copy-true": " "})
 
 
@@ -136,7 +136,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
         "planted::keyword-max-version-1 FAILED",
     ):  # fmt: skip
         assert line in text, text
-    assert "`copy=True` never shares: it gives memory of its own" in text and "not needed any more" in text
+    assert "`copy=True` never shares: it gives memory of its own" in text and "no longer needed" in text
     assert "Traceback" not in text
 
 
