@@ -1,5 +1,5 @@
-/* What frameworks that link to libcuda.so.1 need beside fake_cuda.c, which this is compiled with:
- * entry points that dlx itself never calls. Kernels do nothing. */
+/* Entry points that frameworks linked to libcuda.so.1 need in addition to fake_cuda.c, which is
+ * compiled with this file; dlx never calls them. Kernels do nothing. */
 
 #define _GNU_SOURCE
 

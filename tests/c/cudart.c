@@ -1,10 +1,9 @@
-/* A CUDA runtime over the recording driver of fake_cuda.c, so that frameworks as they are published
- * come up on a machine without a GPU: their allocators, streams, events, copies and graph captures
- * work, and their kernels do nothing.
+/* A CUDA runtime over the recording driver of fake_cuda.c, so that published frameworks start on a
+ * machine without a GPU: their allocators, streams, events, copies and graph captures work, and
+ * their kernels do nothing.
  *
- * As the runtime does, it takes the device whose context is current on the calling thread for the
- * current device, sets the context of a thread that has none, and leaves it set. What is not here
- * returns 0 (see cuda_originals.py). */
+ * Like the runtime, it uses the device of the calling thread's current context, sets the context of
+ * a thread without one, and leaves it set. Missing functions return 0 (see cuda_originals.py). */
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -71,7 +70,7 @@ enum { PINNED = 1, MANAGED = 3, NOT_READY = 600, WRITES = 1 };
 enum { NO_TIMING = 2 }; /* of an event; the driver's only kind here */
 
 static __thread int device; /* of a thread without a context */
-static __thread int error;  /* what cudaGetLastError gives */
+static __thread int error;  /* result of cudaGetLastError */
 
 static address at(const void* pointer) {
   return (address)(uintptr_t)pointer;
@@ -100,7 +99,7 @@ static int initialise(void) {
   return code;
 }
 
-/* What every call that needs a context does first. */
+/* Set the context, in every call that needs one. */
 static void enter(void) {
   initialise();
   if (fake_depth() == 0) make_current(device);
@@ -457,7 +456,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode
   return code;
 }
 
-static int graph; /* there is nothing in it */
+static int graph; /* always empty */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
   enter();

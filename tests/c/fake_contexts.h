@@ -1,5 +1,4 @@
-/* Contexts, pools and host functions of the recording driver: entry points, a part of fake_cuda.c.
- */
+/* Contexts, pools and host functions of the recording driver: entry points of fake_cuda.c. */
 
 #ifndef FAKE_CONTEXTS_H_
 #define FAKE_CONTEXTS_H_
@@ -92,7 +91,7 @@ typedef struct {
   int flags; /* 0, or 3 for reads and writes */
 } access_facts;
 
-/* The number of a pool, -1 where there is none. */
+/* Return the number of a pool, or -1. */
 static int number_of(const pool* found) {
   return found >= pools && found < pools + n_pools && found->used ? (int)(found - pools) : -1;
 }
@@ -226,7 +225,7 @@ int cuLaunchHostFunc(uint64_t handle, void (*call)(void*), void* data) {
   note("cuLaunchHostFunc s%d\n", s);
   if (is_implicit(s, 1)) LEAVE(906);
   clocks* mine = step(s);
-  if (capture_state(s) == ACTIVE) LEAVE(0); /* it is for the graph to call it */
+  if (capture_state(s) == ACTIVE) LEAVE(0); /* the graph calls it */
   host_function* made = calloc(1, sizeof *made);
   pthread_t thread;
   if (made == NULL) LEAVE(2);

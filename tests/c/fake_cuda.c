@@ -1,12 +1,11 @@
-/* A CUDA driver for machines without one. Addresses of device memory are none of the host's: who
- * touches them there dies, as with a real device; what they hold is kept elsewhere. Copies are made
- * at once, but it keeps account of what a real device would be free to do: every stream, and every
- * host thread, has a vector clock, so it can tell whether one access happens before another or
- * races with it. It records every call, follows contexts, events, memory pools, host functions and
- * graph captures by the rules of cuda.h 13.0, and fails on demand. Where a rule has another source,
- * it is named there.
+/* A CUDA driver for machines without one. Addresses of device memory are invalid on the host: an
+ * access crashes, as with a real device; their contents are stored elsewhere. Copies run at once,
+ * but the driver tracks the freedom of a real device: every stream and every host thread has a
+ * vector clock, so that the driver knows whether one access happens before another or races with
+ * it. It records every call, implements contexts, events, memory pools, host functions and graph
+ * captures by the rules of cuda.h 13.0, and fails on demand. Rules from another source name it.
  *
- * dlx finds it through DLX_CUDA_DRIVER; tests steer it through the fake_ functions. */
+ * dlx finds it through DLX_CUDA_DRIVER; tests control it through the fake_ functions. */
 
 #define _GNU_SOURCE
 
@@ -22,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* More than any test makes; only what is used of these tables takes memory. */
+/* More than any test needs; only used parts of these tables take memory. */
 enum {
   ACTORS = 1 << 18,
   DEVICES = 4,
@@ -39,7 +38,7 @@ enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };
 enum { HOST = 1, DEVICE = 2, MANAGED = 3 };
 enum { NEVER = UINT32_MAX };
 
-typedef struct { /* as many as are known; the others are 0 */
+typedef struct { /* known entries; the others are 0 */
   uint32_t* at;
   int n;
 } clocks;
@@ -50,8 +49,8 @@ typedef struct {
 
 typedef struct {
   int used, alive, context, device, blocking, actor, capture;
-  int running;   /* host functions that have not ended */
-  uint32_t done; /* of its own operations; NEVER = all of them, at once */
+  int running;   /* running host functions */
+  uint32_t done; /* finished operations; NEVER = all of them, at once */
 } stream;
 
 typedef struct {
@@ -60,7 +59,7 @@ typedef struct {
 } event;
 
 typedef struct {
-  int used, device, seen_by; /* a bit for each device that may touch its memory */
+  int used, device, seen_by; /* a bit for each device with access to its memory */
   uint64_t threshold;
   size_t reserved, reserved_high, taken, taken_high;
 } pool;
@@ -73,12 +72,12 @@ typedef struct {
 typedef struct {
   char *low, *high;
   int device, kind, alive;
-  int context;       /* whose end is that of the memory, -1 = no context's */
-  int pool;          /* -1 = of no pool */
+  int context;       /* the memory ends with it; -1 = none */
+  int pool;          /* -1 = none */
   int spare;         /* it is free, and its pool keeps it */
-  size_t room;       /* what the pool took from the system for it */
-  clocks given_back; /* when, for the pool */
-  char* held;        /* what device memory holds; NULL where the host may look at `low` itself */
+  size_t room;       /* bytes that the pool took from the system */
+  clocks given_back; /* time of the return, for the pool */
+  char* held;        /* contents of device memory; NULL if the host can read `low` */
 } block;
 
 typedef struct {
@@ -92,7 +91,7 @@ static clocks now[ACTORS];
 static int n_actors, n_devices = 2, initialised, ended, has_pools = 1, has_peers;
 static pid_t pid;
 static stream streams[STREAMS];
-static int legacy[CONTEXTS]; /* index into streams, 0 = not made yet */
+static int legacy[CONTEXTS]; /* index into streams, 0 = not created yet */
 static event events[EVENTS];
 static capture captures[CAPTURES];
 static int n_captures = 1;
@@ -102,11 +101,11 @@ static size_t n_accesses, room;
 static context contexts[CONTEXTS] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
 static int retained[DEVICES], n_contexts = DEVICES;
 static pool pools[POOLS];
-static int n_pools, pool_of[DEVICES];    /* what cuMemAllocAsync takes from */
+static int n_pools, pool_of[DEVICES];    /* pools of cuMemAllocAsync */
 static int peers[CONTEXTS];              /* a bit for each device whose memory a context sees */
-static int broken;                       /* with what every call fails until the process ends */
+static int broken;                       /* error of every call until the process ends */
 static long mapped, returned, sizes[64]; /* copies by the number of bits of their size */
-static int n_streams = 1, n_blocks, n_events; /* entries that were ever used; 0 is no stream */
+static int n_streams = 1, n_blocks, n_events; /* numbers of used entries; stream 0 does not exist */
 static long races, misuses, syncs, blocked;
 static char report[4096];
 
@@ -123,17 +122,17 @@ static void refresh(void);
 
 static struct {
   const char* name;
-  long count, held; /* `held` of them by a thread that held the GIL */
+  long count, held; /* `held` of them with the GIL */
 } calls[128];
 static char *text, fail_name[64], hold_name[64];
-static int holding; /* 1 = the next call of that name is to wait, 2 = it waits */
+static int holding; /* 1 = the next call of that name will wait, 2 = it waits */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static size_t text_used, text_room;
 static int fail_code, fail_after;
-static long fail_number; /* of the calls from now on, whatever their names */
+static long fail_number; /* of future calls, of any name */
 static int number_code;
 static char number_name[64];
-static __thread int inner; /* an entry point that another one calls, which is no call of anybody */
+static __thread int inner; /* depth of entry points that call others, which are not recorded */
 
 static void note(const char* format, ...) {
   char line[256];
@@ -155,7 +154,7 @@ static void complain(const char* format, ...) {
   va_end(values);
 }
 
-/* Whether the calling thread holds the GIL; 0 in a process without Python. */
+/* Return whether the calling thread holds the GIL; 0 in a process without Python. */
 static int has_gil(void) {
   static int (*check)(void);
   static int looked;
@@ -164,12 +163,12 @@ static int has_gil(void) {
   return check && check();
 }
 
-/* Wait for a change with the lock open. Returns 0 where the time is over. */
+/* Wait for a change with the lock released. Return 0 on timeout. */
 static int wait_a_while(const struct timespec* end) {
   return pthread_cond_timedwait(&changed, &lock, end) == 0;
 }
 
-/* Seconds after which who waits is taken to wait for ever. */
+/* Seconds after which a wait counts as a deadlock. */
 static int patience(void) {
   const char* wanted = getenv("FAKE_CUDA_PATIENCE");
   return wanted ? atoi(wanted) : 10;
@@ -182,7 +181,7 @@ static struct timespec after_seconds(int seconds) {
   return end;
 }
 
-/* Calls that have nothing to do with a device's state: a sticky error does not reach them. */
+/* Calls that do not depend on a device's state: a sticky error does not affect them. */
 static int is_plain(const char* name) {
   static const char* const plain[] = {"cuInit",
                                       "cuDevice",
@@ -202,7 +201,7 @@ static int is_sticky(int code) {
   return code == ILLEGAL_ADDRESS || code == LAUNCH_FAILED;
 }
 
-/* Note a call. Returns the code that it must fail with, or 0. */
+/* Record a call. Return its error code, or 0. */
 static int enter(const char* name) {
   refresh();
   if (ended) {
@@ -267,19 +266,19 @@ static int enter(const char* name) {
 /* ---- clocks ------------------------------------------------------------------------------------
  */
 
-/* Nothing is overwritten in silence. */
+/* Abort instead of overwriting entries. */
 static void full(const char* what) {
   fprintf(stderr, "fake_cuda: no room for more %s\n", what);
   abort();
 }
 
 static int new_actor(void) {
-  if (n_actors == 0) n_actors = 1; /* 0 is nobody */
+  if (n_actors == 0) n_actors = 1; /* 0 is unused */
   if (n_actors == ACTORS) full("streams and threads");
   return n_actors++;
 }
 
-/* What a thread remembers is of no use after fake_reset. */
+/* A thread's number is invalid after fake_reset. */
 static void refresh(void) {
   if (my_generation == generation) return;
   my_generation = generation;
@@ -323,7 +322,7 @@ static void join(clocks* into, const clocks* from) {
     if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
 }
 
-/* Whether all of one is known to the other. */
+/* Return whether the second clock includes the first. */
 static int is_known(const clocks* what, const clocks* to) {
   for (int i = 0; i < what->n; i++)
     if (what->at[i] > get(to, i)) return 0;
@@ -337,7 +336,7 @@ static int new_stream(int where, int blocking) {
   return n_streams++;
 }
 
-/* The current context of this thread, -1 = none; and its device. */
+/* Return the current context of this thread, or -1; and its device. */
 static int here(void) {
   return depth ? stack[depth - 1] : -1;
 }
@@ -357,7 +356,7 @@ static int context_of(const void* handle) {
   return found >= contexts && found < contexts + n_contexts ? (int)(found - contexts) : -1;
 }
 
-/* The stream behind a handle, 0 where there is none. The default streams are a context's. */
+/* Return the stream of a handle, or 0. Default streams belong to a context. */
 static int resolve(uint64_t handle, int where) {
   refresh();
   if (handle <= 1) {
@@ -380,7 +379,7 @@ static int resolve(uint64_t handle, int where) {
   return 0;
 }
 
-/* What a stream waits for by the rules of the legacy stream. */
+/* Apply the legacy stream's rules to a stream's clock. */
 static void join_others(int s, clocks* into) {
   int where = streams[s].context;
   if (s == legacy[where]) {
@@ -392,7 +391,7 @@ static void join_others(int s, clocks* into) {
   }
 }
 
-/* One operation more on a stream: after what the host knows, and what those rules say. */
+/* Add an operation to a stream, ordered after the host's clock and by those rules. */
 static clocks* step(int s) {
   clocks* mine = &now[streams[s].actor];
   join(mine, &now[host()]);
@@ -407,7 +406,7 @@ static int is_complete(const clocks* when) {
   return 1;
 }
 
-/* As in the log: s3 is a stream; a thread of the host has no number. */
+/* Format for the log: s3 is a stream; a host thread has no number. */
 static const char* name_of(int actor, char* room) {
   int i = 1;
   while (i < n_streams && !(streams[i].used && streams[i].actor == actor)) i++;
@@ -450,9 +449,9 @@ static void use_memory(int s, void* address, size_t n, int write) {
   touch(streams[s].actor, address, n, write);
 }
 
-/* Whether a device's kernels may touch memory: their own device's, that of a pool which lets them
- * (cuMemPoolSetAccess), or that of a device whose memory its context sees (cuCtxEnablePeerAccess,
- * which is nothing to pools). */
+/* Return whether a device's kernels may access memory: their own device's, that of a pool with
+ * access (cuMemPoolSetAccess), or that of a device whose memory the context can access
+ * (cuCtxEnablePeerAccess, which does not affect pools). */
 static int is_visible(const block* b, int where) {
   int device = contexts[where].device;
   if (b == NULL || b->kind != DEVICE || b->device == device) return 1;
@@ -482,7 +481,7 @@ static uint64_t new_block(int device, size_t n, int kind) {
   return (uint64_t)(uintptr_t)low;
 }
 
-/* Where the bytes behind an address are. */
+/* Return the storage of the bytes at an address. */
 static char* bytes_of(const void* address) {
   block* b = find_block(address);
   return b && b->held ? b->held + ((char*)address - b->low) : (char*)address;
@@ -509,7 +508,7 @@ static void invalidate(int s) {
   if (streams[s].capture) captures[streams[s].capture].state = INVALIDATED;
 }
 
-/* The legacy stream, while a stream captures that it would wait for. */
+/* Return whether `s` is the legacy stream, and a stream that it would wait for captures. */
 static int is_implicit(int s, int breaks) {
   int where = streams[s].context, found = 0;
   if (s != legacy[where]) return 0;
@@ -522,7 +521,7 @@ static int is_implicit(int s, int breaks) {
   return found;
 }
 
-/* Calls that a capture forbids to its own thread, or in the strictest mode to all. */
+/* Calls that a capture forbids on its own thread, or in the strictest mode on all threads. */
 static int is_unsafe(void) {
   int found = 0;
   if (thread_mode == RELAXED) return 0;
@@ -560,7 +559,7 @@ int cuInit(unsigned flags) {
   if (n_devices == 0) LEAVE(100);
   if (!initialised) {
     atexit(at_end);
-    make_pools(); /* whoever comes later finds them as they are */
+    make_pools(); /* later calls find them unchanged */
   }
   initialised = 1;
   pid = getpid();
@@ -630,8 +629,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   LEAVE(0);
 }
 
-/* What makes a context takes memory on the device, so that it counts among the calls that a capture
- * forbids. */
+/* Creating a context allocates device memory, so a capture forbids it. */
 int cuDevicePrimaryCtxRetain(void** made, int device) {
   ENTER("cuDevicePrimaryCtxRetain");
   note("cuDevicePrimaryCtxRetain %d\n", device);
@@ -671,7 +669,7 @@ int cuCtxGetDevice(int* device) {
   LEAVE(depth ? 0 : 201);
 }
 
-/* The top of this thread's stack is replaced; NULL takes it away. */
+/* Replace the top of this thread's stack; NULL removes it. */
 int cuCtxSetCurrent(void* context) {
   ENTER("cuCtxSetCurrent");
   int where = context_of(context);
@@ -718,7 +716,7 @@ int cuStreamCreate(void** made, unsigned flags) {
   LEAVE(0);
 }
 
-/* Open a block with the stream that a handle means. */
+/* Open a block with the stream of a handle. */
 #define STREAM_ENTER(name, handle)             \
   ENTER(name);                                 \
   if ((code = context_error())) LEAVE(code);   \
@@ -762,7 +760,7 @@ int cuCtxSynchronize(void) {
   LEAVE(0);
 }
 
-/* What is on it goes on to its end. */
+/* Work on the stream continues to its end. */
 int cuStreamDestroy_v2(uint64_t handle) {
   STREAM_ENTER("cuStreamDestroy", handle);
   if (handle <= 2) LEAVE(400);
@@ -783,8 +781,7 @@ int cuStreamQuery(uint64_t handle) {
     LEAVE(900);
   }
   if (is_implicit(s, 1)) LEAVE(906);
-  /* What is on others is no concern of a query, that of the legacy stream included: it orders what
-   * is put on it. */
+  /* A query ignores other streams, also for the legacy stream, which only orders later work. */
   if (!is_complete(&now[streams[s].actor])) LEAVE(600);
   join(&now[host()], &now[streams[s].actor]);
   LEAVE(0);
@@ -800,7 +797,7 @@ int cuStreamWaitEvent(uint64_t handle, event* e, unsigned flags) {
   }
   if (is_implicit(s, 1)) LEAVE(906);
   int own = streams[s].capture;
-  if (e->capture && own == 0) { /* the stream is drawn into the capture */
+  if (e->capture && own == 0) { /* the stream joins the capture */
     streams[s].capture = e->capture;
   } else if (e->capture && e->capture != own) {
     invalidate(s);
@@ -841,7 +838,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 int cuEventCreate(event** made, unsigned flags) {
   ENTER("cuEventCreate");
   if ((code = context_error())) LEAVE(code);
-  if (flags != 2) misuses++; /* with timing it would be slow */
+  if (flags != 2) misuses++; /* timing would be slow */
   int i = 0;
   while (i < n_events && events[i].used) i++;
   if (i == EVENTS) full("events");
@@ -869,7 +866,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   LEAVE(0);
 }
 
-/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; which drivers mean it is not relied on. */
+/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; drivers need not return it. */
 #define CONTEXT_NEEDED                                 \
   if (depth == 0) {                                    \
     misuses++;                                         \
@@ -878,7 +875,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   }                                                    \
   if ((code = context_error())) LEAVE(code);
 
-/* An event that was destroyed, or whose context was. */
+/* Return whether an event, or its context, was destroyed. */
 static int is_dead(const event* e) {
   if (e->alive) return 0;
   misuses++;
@@ -966,14 +963,14 @@ int cuMemFreeAsync(uint64_t address, uint64_t handle) {
   LEAVE(free_block(address, s));
 }
 
-/* A copy of pageable memory may wait for the device, so that it is taken for unsafe. */
+/* A copy of pageable memory may wait for the device, so it counts as unsafe. */
 static int is_paged(uint64_t to, uint64_t from) {
   return find_block((void*)(uintptr_t)to) == NULL || find_block((void*)(uintptr_t)from) == NULL;
 }
 
-/* A plain copy between devices is right for memory of cuMemAlloc, and for what the current context
- * sees; "when p2p is not enabled, only cudaMemcpyPeerAsync correctly handles memory not allocated
- * via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Returns 1 where it is neither. */
+/* A plain copy between devices is valid for memory of cuMemAlloc, and for memory that the current
+ * context can access; "when p2p is not enabled, only cudaMemcpyPeerAsync correctly handles memory
+ * not allocated via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Return 1 otherwise. */
 static int is_hidden(uint64_t to, uint64_t from) {
   const block *target = find_block((void*)(uintptr_t)to),
               *source = find_block((void*)(uintptr_t)from);
@@ -996,8 +993,8 @@ static void count_copy(size_t n) {
 /* "A copy (in the implicit NULL stream) between the memories of two different devices does not
  * start until all commands previously issued to either device have completed and runs to completion
  * before any commands issued after the copy to either device can start" (CUDA programming guide,
- * peer-to-peer memory copy). Both ways, for the stream of the other device that stands for all of
- * it. */
+ * peer-to-peer memory copy). This applies in both directions, to a stream that represents the other
+ * device. */
 static void join_devices(int s, uint64_t to, uint64_t from) {
   const block* sides[] = {find_block((void*)(uintptr_t)to), find_block((void*)(uintptr_t)from)};
   if (s != legacy[streams[s].context] || !sides[0] || !sides[1] ||
@@ -1085,7 +1082,7 @@ int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
   LEAVE(0);
 }
 
-/* ---- what tests call --------------------------------------------------------------------------
+/* ---- functions for tests ----------------------------------------------------------------------
  */
 
 #define TEST(type, expression) \
@@ -1101,7 +1098,7 @@ long fake_calls(const char* name) {
   return sum;
 }
 
-/* Those of them that were made by a thread that held the GIL. */
+/* Return the number of calls on threads with the GIL. */
 long fake_held(const char* name) {
   long sum = 0;
   for (int i = 0; i < 128 && calls[i].name; i++)
@@ -1109,7 +1106,7 @@ long fake_held(const char* name) {
   return sum;
 }
 
-/* Copies of fewer bytes than a power of two; 0 = all copies. */
+/* Return the number of copies below a power of two in bytes; 0 = all copies. */
 long fake_copies(size_t below) {
   long sum = 0;
   for (int bits = 0; bits < 64; bits++)
@@ -1117,7 +1114,7 @@ long fake_copies(size_t below) {
   return sum;
 }
 
-/* How often memory was taken from the system, and given back to it by a pool. */
+/* Return how often pools took memory from the system and returned it. */
 long fake_mapped(void) {
   return mapped;
 }
@@ -1138,7 +1135,7 @@ void fake_forget(void) {
   if (text) *text = 0;
 }
 
-/* As new, with so many devices. Nothing of before may be in use. */
+/* Reset everything, with this number of devices. No earlier object may be in use. */
 void fake_reset(int devices) {
   generation++;
   n_devices = devices;
@@ -1169,7 +1166,7 @@ void fake_reset(int devices) {
   fake_forget();
 }
 
-/* Everything is done, and known to all: between tests that share the driver. */
+/* Finish and synchronize all work, between tests that share the driver. */
 void fake_settle(void) {
   pthread_mutex_lock(&lock);
   n_accesses = 0;
@@ -1184,13 +1181,13 @@ void fake_set_peers(int yes) {
   has_peers = yes;
 }
 
-/* The process starts anew, as far as a sticky error goes. */
+/* Clear a sticky error, like a new process. */
 void fake_mend(void) {
   broken = fail_code = 0;
   fail_number = 0;
 }
 
-/* The next call of a name waits in the driver until it is let go. */
+/* Make the next call of a name wait in the driver until it is released. */
 void fake_hold(const char* name) {
   pthread_mutex_lock(&lock);
   snprintf(hold_name, sizeof hold_name, "%s", name);
@@ -1198,7 +1195,7 @@ void fake_hold(const char* name) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Returns 1 once it waits, 0 after so many seconds. */
+/* Return 1 when it waits, 0 after a timeout in seconds. */
 int fake_is_held(int seconds) {
   struct timespec end = after_seconds(seconds);
   pthread_mutex_lock(&lock);
@@ -1258,14 +1255,14 @@ void fake_fail(const char* name, int code, int after) {
   fail_after = after;
 }
 
-/* The call of this number fails, 1 = the next one, whichever it is. */
+/* Make the call of this number fail; 1 = the next one, of any name. */
 void fake_fail_number(long number, int code) {
   *number_name = 0;
   fail_number = number;
   number_code = code;
 }
 
-/* Which one that was, "" = none so far. */
+/* Return the name of that call; "" = not reached. */
 const char* fake_failed_call(void) {
   return number_name;
 }
@@ -1286,7 +1283,7 @@ uint64_t fake_stream(int device, int blocking) {
   TEST(uint64_t, (uint64_t)(uintptr_t)&streams[new_stream(device, blocking)]);
 }
 
-/* As in the log: 3 for s3. */
+/* Return the stream's number in the log: 3 for s3. */
 int fake_number(int device, uint64_t handle) {
   TEST(int, resolve(handle, device));
 }
@@ -1300,7 +1297,7 @@ uint64_t fake_alloc(int device, size_t n, int kind) {
   TEST(uint64_t, new_block(device, n, kind));
 }
 
-/* What a kernel would find at an address, or leave there. */
+/* Read, or write, the bytes that a kernel would see. */
 void fake_peek(uint64_t address, size_t n, void* out) {
   memcpy(out, bytes_of((void*)(uintptr_t)address), n);
 }
@@ -1320,7 +1317,7 @@ int fake_is_alive(uint64_t address) {
 
 enum { WRITES = 1, COPIES = 2 };
 
-/* A kernel that reads or writes memory, or a copy, which sees all devices; 1 = it races. */
+/* Run a kernel that reads or writes memory, or a copy, which can access all devices; 1 = a race. */
 int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
@@ -1333,7 +1330,7 @@ int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how
   return raced;
 }
 
-/* The same by this thread of the host. */
+/* The same on this host thread. */
 int fake_host_access(uint64_t address, size_t n, int write) {
   pthread_mutex_lock(&lock);
   tick(&now[host()], host());
@@ -1342,7 +1339,7 @@ int fake_host_access(uint64_t address, size_t n, int write) {
   return raced;
 }
 
-/* Nothing that is put on the stream from now on gets done until it is resumed. */
+/* Block new work on the stream until it is resumed. */
 void fake_stall(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
@@ -1366,7 +1363,7 @@ void fake_capture(int device, uint64_t handle, int mode) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Returns 0, 901 where the capture was broken, 904 where other streams were drawn into it. */
+/* Return 0, 901 if the capture was broken, 904 if other streams joined it. */
 int fake_capture_end(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device), c = streams[s].capture, answer = 0;

@@ -1,11 +1,11 @@
-/* The recording driver of fake_cuda.c with what cuda.h 13.0 says of memory of several processes:
- * IPC handles of memory and events, and allocations behind descriptors. It lies around that driver,
- * and knows of its inside no more than where the bytes of a block are.
+/* The recording driver of fake_cuda.c with memory of several processes by cuda.h 13.0: IPC handles
+ * of memory and events, and allocations with descriptors. It wraps that driver, and only knows
+ * where the bytes of a block are.
  *
- * Every block is kept in a file of memory, which other processes open as dlx does its segments.
- * What another process has written is work on a stream that nobody here has: who opens memory and
- * does not wait for an event that was opened after it, races. Memory that is freed, and events that
- * are destroyed, while another process has them open are misuses. */
+ * Every block is in a memory file, which other processes open like dlx's segments. Another
+ * process's writes are work on an unknown stream: opening memory without waiting for an event that
+ * was opened after it is a race. Freeing memory, or destroying events, that another process has
+ * open is a misuse. */
 
 #define _GNU_SOURCE
 
@@ -22,9 +22,9 @@
 enum { FILES = 4096, PAGE = 4096 };
 
 static struct {
-  char* bytes; /* what fake_cuda.c holds of a block */
+  char* bytes; /* contents of a block in fake_cuda.c */
   size_t size;
-  int fd; /* the file of memory that they are in */
+  int fd; /* the memory file of the bytes */
 } files[FILES];
 
 static int file_of(const void* bytes) {
@@ -77,7 +77,7 @@ static void file_free(void* bytes) {
 #undef cuMemFree_v2
 #undef fake_reset
 
-/* ---- what is known of blocks ------------------------------------------------------------------
+/* ---- known blocks -----------------------------------------------------------------------------
  */
 
 enum { MANY = 1024, POOLED = 1, OPENED = 2, ADDRESSES = 4, MAPPED_HERE = 8, USABLE = 16 };
@@ -85,13 +85,13 @@ enum { MANY = 1024, POOLED = 1, OPENED = 2, ADDRESSES = 4, MAPPED_HERE = 8, USAB
 static struct {
   uint64_t address;
   int what;
-  int lock; /* of what was opened: the file, held so that its owner can tell */
+  int lock; /* of opened blocks: the locked file, which shows its owner that it is open */
 } known[MANY];
 
 static struct {
   void* event;
-  int fd;     /* locked by who has it open */
-  int opened; /* here, of another process */
+  int fd;     /* locked by processes that have it open */
+  int opened; /* another process's event, open here */
 } shared_events[MANY];
 
 static struct {
@@ -115,18 +115,18 @@ static uint64_t base_of(uint64_t address, size_t* size, int* fd) {
   return (uint64_t)(uintptr_t)b->low;
 }
 
-/* The file that another process has, opened by itself; -1 where it is gone. */
+/* Open the file of another process; return -1 if it is gone. */
 static int open_file(int process, int fd) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/fd/%d", process, fd);
   return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* A call that an entry point makes of another one. */
+/* Call another entry point from an entry point. */
 #define INNER(call) (inner++, status_of = (call), inner--, status_of)
 static __thread int status_of;
 
-/* A block here over the bytes of a file. */
+/* Create a block over the bytes of a file. */
 static uint64_t block_over(int fd, size_t size) {
   uint64_t address;
   if (INNER(cuMemAlloc_v2(&address, size)) != 0) return 0;
@@ -137,7 +137,7 @@ static uint64_t block_over(int fd, size_t size) {
   return address;
 }
 
-/* What was opened was written to by somebody else, just now. */
+/* Record a write by another process to opened memory, at this time. */
 static void written_abroad(uint64_t address, size_t size) {
   int device = find_block((void*)(uintptr_t)address)->device;
   if (abroad[device] == 0) abroad[device] = fake_stream(device, 0);
@@ -166,21 +166,21 @@ void fake_set_sharing(int by_handle, int by_descriptor) {
   has_descriptors = by_descriptor;
 }
 
-/* Allocations that are neither released nor mapped away. */
+/* Return the number of allocations that are neither released nor unmapped. */
 long fake_allocations(void) {
   long n = 0;
   for (int i = 0; i < MANY; i++) n += allocations[i].used != 0;
   return n;
 }
 
-/* Blocks that other processes have made, open here. */
+/* Return the number of open blocks of other processes. */
 long fake_opened(void) {
   long n = 0;
   for (int i = 0; i < MANY; i++) n += (known[i].what & OPENED) != 0;
   return n;
 }
 
-/* ---- entry points that do more than before ----------------------------------------------------
+/* ---- changed entry points --------------------------------------------------------------------
  */
 
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
@@ -222,7 +222,7 @@ int cuMemAllocFromPoolAsync(uint64_t* address, size_t n, pool* from, uint64_t ha
   return pooled(base_alloc_from_pool(address, n, from, handle), address);
 }
 
-/* Whether another process has a file open: each holds a lock on an opening of its own. */
+/* Return whether another process has a file open: each locks its own open file description. */
 static int is_open_abroad(int fd) {
   int own = open_file(getpid(), fd), found = own >= 0 && flock(own, LOCK_EX | LOCK_NB) != 0;
   if (own >= 0) close(own);
@@ -293,7 +293,7 @@ int cuIpcGetMemHandle(ipc_handle* handle, uint64_t address) {
   LEAVE(0);
 }
 
-/* Opening twice gives the same address, by cuda.h; dlx opens once, so that a second time is one. */
+/* By cuda.h a second opening returns the same address; dlx opens once; here it is a new block. */
 int cuIpcOpenMemHandle_v2(uint64_t* address, ipc_handle handle, unsigned flags) {
   {
     ENTER("cuIpcOpenMemHandle");
@@ -367,7 +367,7 @@ int cuIpcOpenEventHandle(void** made, ipc_handle handle) {
   return abroad[device] ? INNER(cuEventRecord(e, abroad[device])) : 0;
 }
 
-/* ---- allocations behind descriptors -----------------------------------------------------------
+/* ---- allocations with descriptors -------------------------------------------------------------
  */
 
 typedef struct {

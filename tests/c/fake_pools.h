@@ -1,5 +1,4 @@
-/* Memory pools and host functions of the recording driver: a part of fake_cuda.c, before its entry
- * points. */
+/* Memory pools and host functions of the recording driver: a part of fake_cuda.c. */
 
 #ifndef FAKE_POOLS_H_
 #define FAKE_POOLS_H_
@@ -18,8 +17,8 @@ static void take(pool* from, size_t n) {
   if (from->taken > from->taken_high) from->taken_high = from->taken;
 }
 
-/* A spare block that suits: where the stream knows of its release (REUSE_FOLLOW_EVENT_DEPENDENCIES)
- * or that is over (REUSE_ALLOW_OPPORTUNISTIC). In a capture memory is the graph's. */
+/* Find a suitable spare block, whose release the stream knows (REUSE_FOLLOW_EVENT_DEPENDENCIES) or
+ * that has ended (REUSE_ALLOW_OPPORTUNISTIC). In a capture the graph owns the memory. */
 static block* find_spare(int number, size_t n, int s) {
   if (capture_state(s) == ACTIVE) return NULL;
   for (int i = 0; i < n_blocks; i++) {
@@ -31,7 +30,7 @@ static block* find_spare(int number, size_t n, int s) {
   return NULL;
 }
 
-/* Returns 0, 1 for no bytes, 2 for too many. */
+/* Return 0, 1 for no bytes, 2 for too many. */
 static int take_from_pool(int number, size_t n, int s, uint64_t* address) {
   if (n == 0) return 1;
   if (n > MOST) return 2;
@@ -57,7 +56,7 @@ static int take_from_pool(int number, size_t n, int s, uint64_t* address) {
   return 0;
 }
 
-/* A block came back, after what is known then. */
+/* Record a returned block, and the clocks at this time. */
 static void give_to_pool(block* b, const clocks* when) {
   b->spare = 1;
   b->high = b->low + b->room;
@@ -94,8 +93,8 @@ typedef struct {
   clocks when;
 } host_function;
 
-/* A thread of the driver's: after what is on the stream, with no lock of the driver's held. "The
- * host function must not make any CUDA API calls." */
+/* Run on a thread of the driver after the stream's work, without the driver's locks. "The host
+ * function must not make any CUDA API calls." */
 static void* run_function(void* made) {
   host_function* self = made;
   pthread_mutex_lock(&lock);
@@ -116,8 +115,8 @@ static void* run_function(void* made) {
   return NULL;
 }
 
-/* Who waits for a stream waits for its host functions. Returns 1 where they do not end: they wait
- * for something that the caller holds, such as the GIL. */
+/* Wait for the host functions of a stream. Return 1 if they do not end: they wait for something
+ * that the caller holds, such as the GIL. */
 static int wait_for_functions(int s) {
   struct timespec end = after_seconds(patience());
   while (streams[s].running && is_complete(&now[streams[s].actor]))

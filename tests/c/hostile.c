@@ -1,4 +1,4 @@
-/* Exchange tables that go wrong in every way: a consumer that fails before, during or after taking
+/* Exchange tables with every kind of failure: a consumer that fails before, during or after taking
  * ownership, and a producer whose borrow slot fails or lies. */
 
 #define PY_SSIZE_T_CLEAN
@@ -15,7 +15,7 @@ enum {
   TAKES,          /* no failure */
   FAILS_BEFORE,   /* never touches it */
   FAILS_AFTER,    /* has called the deleter */
-  FAILS_LATER,    /* keeps it, and calls the deleter from a thread when told to */
+  FAILS_LATER,    /* keeps it, and calls the deleter from a thread on request */
   FAILS_SILENTLY, /* -1 without an error */
   SILENT_AFTER,   /* the same, having called the deleter */
   NULL_RESULT,    /* 0 with a NULL result, no error */
@@ -55,7 +55,7 @@ static void* delete_kept(void* unused) {
   return NULL;
 }
 
-/* Call the deleter of what was kept, from a thread that Python has never seen, or here. */
+/* Call the deleter of the kept tensor, here or on a foreign thread. */
 int hostile_delete_kept(int thread) {
   pthread_t other;
   if (!thread) return delete_kept(NULL) != NULL;
@@ -78,7 +78,7 @@ static int borrow(void* object, DLTensor* out) {
   return lend_rc;
 }
 
-/* What the borrow slot gives from now on; n_shape or n_strides -1 for NULL. */
+/* Set the result of the borrow slot; n_shape or n_strides of -1 mean NULL. */
 void hostile_lend(void* data, int ndim, int n_shape, const int64_t* given_shape, int n_strides,
                   const int64_t* given_strides, int code, int bits, int lanes, int device,
                   uint64_t byte_offset, int rc, int error) {
@@ -110,7 +110,7 @@ static const DLPackExchangeAPIHeader newest = {
         .version = {2, 0}, .prev_api = (DLPackExchangeAPIHeader*)&good.header}};
 static const DLPackExchangeAPIHeader foreign = {.version = {2, 0}};
 
-/* ---- these want the GIL (ctypes.PyDLL) --------------------------------------------------------
+/* ---- functions with the GIL (ctypes.PyDLL) ----------------------------------------------------
  */
 
 PyObject* hostile_table(const char* which) {
@@ -131,7 +131,7 @@ PyObject* hostile_capsule(const char* which, int misnamed) {
 
 PyObject* hostile_set(int wanted, PyObject* error) {
   mode = wanted;
-  error_class = error; /* builtin classes, which live for ever */
+  error_class = error; /* builtin classes, which are immortal */
   imports = borrows = 0;
   Py_RETURN_NONE;
 }

@@ -1,5 +1,5 @@
-/* An exchange table whose slots report success without a result, or with one that is wrong, and a
- * buffer that does the same. What they leave unset is on the stack of their caller. */
+/* An exchange table and a buffer whose functions report success without a result, or with a wrong
+ * one. Fields that they do not set contain the caller's stack. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,7 +8,7 @@
 
 #include "dlpack_abi.h"
 
-/* What each slot does; the numbers that lyingtables.py names. */
+/* Behaviour of a slot; lyingtables.py names the numbers. */
 enum {
   RIGHT,
   UNWRITTEN,      /* 0, and nothing is written */
@@ -33,7 +33,7 @@ enum {
   ODD_VERSION,
   OLD_VERSION,
   ODD_FLAGS,
-  RIGHT_ONCE, /* right the first time, then as UNWRITTEN: the stack still has the first result */
+  RIGHT_ONCE, /* right the first time, then UNWRITTEN: the stack still has the first result */
   LIES
 };
 
@@ -68,7 +68,7 @@ static void delete(DLManagedTensorVersioned* self) {
   free(self);
 }
 
-/* Whether a slot has a result to write; *status and the exception are set. */
+/* Return whether the slot writes a result; set *status and the exception. */
 static int writes(int lie, int* status) {
   if (lie == RIGHT_ONCE) return *status = 0, calls++ == 0;
   *status = lie == SILENT || lie == SILENT_WRITTEN || lie == RAISES ? -1 : lie == ONE;
@@ -91,7 +91,7 @@ static int export(void* object, DLManagedTensorVersioned** out) {
                                   .flags = lie == ODD_FLAGS ? ~(uint64_t)0 : 0,
                                   .dl_tensor = tensor(lie)};
   *out = m;
-  owed += status == 0 && lie != RAISES_RIGHT && lie != NO_DELETER; /* else nobody may release it */
+  owed += status == 0 && lie != RAISES_RIGHT && lie != NO_DELETER; /* else: no release */
   return status;
 }
 
@@ -109,7 +109,7 @@ static int import(DLManagedTensorVersioned* m, void** out) {
     if (lie == WRITES_NULL) *out = NULL;
     return status;
   }
-  PyObject *type, *value, *traceback; /* a capsule is not made while an exception is set */
+  PyObject *type, *value, *traceback; /* a capsule cannot be created with an exception set */
   PyErr_Fetch(&type, &value, &traceback);
   PyObject* result = PyCapsule_New(m, "lying", status ? NULL : destroy);
   PyErr_Restore(type, value, traceback);
@@ -137,7 +137,7 @@ static int stream(int32_t device_type, int32_t device_id, void** out) {
 
 static DLPackExchangeAPI tables[1 << SLOTS]; /* by the slots that each has */
 
-/* ---- these want the GIL (ctypes.PyDLL) --------------------------------------------------------
+/* ---- functions with the GIL (ctypes.PyDLL) ----------------------------------------------------
  */
 
 PyObject* lying_table(int slots) {
@@ -151,7 +151,7 @@ PyObject* lying_table(int slots) {
   return PyCapsule_New(&tables[slots], "dlpack_exchange_api", NULL);
 }
 
-/* Choose what a slot does, and where its memory says it is. */
+/* Choose the behaviour of a slot and the device of its memory. */
 PyObject* lying_set(int slot, int lie, int on_cuda) {
   if (slot < 0 || slot >= SLOTS || lie < 0 || lie >= LIES)
     return PyErr_Format(PyExc_ValueError, "no such slot or lie");
@@ -166,7 +166,7 @@ PyObject* lying_owed(void) {
   return PyLong_FromLong(owed);
 }
 
-/* Write over the stack below the caller: what its next callee leaves unset is rubbish there. */
+/* Overwrite the stack below the caller, so that unset fields of its next callee are garbage. */
 __attribute__((noinline)) PyObject* lying_soil(void) {
   volatile unsigned char rubbish[8192];
   for (size_t i = 0; i < sizeof rubbish; i++) rubbish[i] = 0x5a;

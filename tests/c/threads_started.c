@@ -1,5 +1,5 @@
-/* Counts the threads that a process starts, and notes the signals that the last one takes:
- * preloaded, so its pthread_create is found first. */
+/* Count the threads that a process starts, and record the signals of the last one. It is preloaded,
+ * so that its pthread_create is found first. */
 
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
@@ -9,7 +9,7 @@
 typedef int (*creator)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
 
 static int started;
-static sigset_t blocked; /* a thread inherits the mask of the one that starts it */
+static sigset_t blocked; /* a thread inherits its creator's mask */
 
 int threads_started(void) {
   return __atomic_load_n(&started, __ATOMIC_RELAXED);
