@@ -17,7 +17,7 @@ from typing import Any
 from dlx import __version__
 from dlx._support.svg import box, legend, page, text
 from dlx.testing.check import KINDS, Check
-from dlx.testing.report import ABOUT, MARKS, SCHEMA, ordered
+from dlx.testing.report import ABOUT, MARKS, SCHEMA, sort_checks
 
 REFUSES = "✓ʳ"
 COST = {
@@ -132,7 +132,7 @@ def _mark_names(sentence: str) -> str:
 
 def _broken(library: Library) -> list[str]:
     parts = [f"### {library.title}"]
-    for check in ordered(library.verdicts):
+    for check in sort_checks(library.verdicts):
         verdict = library.verdicts[check.name]
         if verdict["status"] not in ("breaks", "excepted"):
             continue
