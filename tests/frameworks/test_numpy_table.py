@@ -366,7 +366,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         return (*read[:place], read[place] + (1 if place == 0 else (1,)), *read[place + 1 :])
 
     assert exchange() is not None
-    monkeypatch.setattr(_dlx_numpy, "facts", spoilt)
+    monkeypatch.setattr(_dlx_numpy, "read_facts", spoilt)
     try:
         native.routes_clear()
         assert exchange() is None
