@@ -46,7 +46,7 @@ def read(document: dict[str, Any]) -> list[Library]:
 
 def list_checks(libraries: Sequence[Library]) -> list[Check]:
     """Return the checks of all libraries, in order."""
-    return ordered({name for each in libraries for name in each.verdicts})
+    return sort_checks({name for each in libraries for name in each.verdicts})
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

@@ -326,8 +326,8 @@ def test_a_stale_entry_point(site):
     site.distribution("dlx-gone", {"gone": "dlx_gone", "lost": "lib:nothing"})
     out = site.error("dlx.convert(b'abc', to='gone')")
     assert out == (
-        "the adapter plugin dlx_gone (dlx-gone) is missing: its entry point names the module dlx_gone, which does not exist. "
-        "Uninstall or repair dlx-gone."
+        "the adapter plugin dlx_gone (dlx-gone) is missing: its entry point names the module dlx_gone, which does not "
+        "exist. Uninstall or repair dlx-gone."
     )
     assert "lib:nothing (dlx-gone) is broken: AttributeError" in site.error("dlx.convert(b'abc', to='lost')")
     assert site.doctor()["dlx_gone"]["status"] == "broken"
