@@ -7,7 +7,7 @@ from project import ROOT
 
 FORKED = """
     import os, signal, threading, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads is what this is about
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads, the subject here
     signal.alarm(60)
     held, done = threading.Event(), threading.Event()
 
