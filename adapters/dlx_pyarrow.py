@@ -130,7 +130,7 @@ class ArrowAdapter(_Arrow, api.ArrowSource):
         pa = sys.modules["pyarrow"]
         if wanted is pa.Array or wanted is pa.Tensor:
             return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
-        fix = "Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
+        fix = "Pass to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
         raise AdapterNotFoundError(f"{api.type_name(wanted)} cannot be a target", fix=fix)
 
     def load(self, tensor: api.Tensor) -> Any:

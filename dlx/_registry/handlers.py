@@ -231,7 +231,7 @@ def record_handler(kind: type) -> Container | None:
         for name in present:
             if not _stores_field(obj, name):  # a tensorclass of tensordict
                 raise ConversionError(
-                    f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
+                    f"it does not keep its field {name!r} as an attribute, so dlx cannot create it again",
                     source=type_name(type(obj)),
                     fix="Convert its fields one by one, or give it a __dlx_tree__ method.",
                 )

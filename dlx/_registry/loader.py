@@ -133,8 +133,8 @@ class Loader:
         frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | set(self.plugins)
         if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
             note = (
-                f"loading {plugin} imports {eager}, which took {seconds * 1e3:.0f} ms and happens in every listing: "
-                f"import {eager} inside functions only, and keep the plugin out of its framework's package"
+                f"loading {plugin} imports {eager} in every listing ({seconds * 1e3:.0f} ms); import {eager} inside "
+                "functions, in a plugin outside of its framework's package"
             )
             if plugins.is_strict():
                 raise PluginError(note)

@@ -297,9 +297,9 @@ def not_an_array(obj: Any) -> DlxError:
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif kind(type(obj)).handler is not None:
         reason = "it is a container, and one array is needed"
-        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
+        fix = "Pass one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
-        fix = CONVERT_CONTENTS if "." in name else "Give an array, or an object with a buffer such as bytes."
+        fix = CONVERT_CONTENTS if "." in name else "Pass an array, or an object with a buffer such as bytes."
         try:
             known = explain(type(obj))
             if known.reason:

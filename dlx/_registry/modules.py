@@ -37,7 +37,7 @@ _SPARE = 64  # elements of a probe's memory
 
 
 class ModuleAdapter(Adapter):
-    """A module with ``from_dlpack``, as `probe_module` has found it; `generic` is the adapter of ``__dlpack__``."""
+    """A module with ``from_dlpack``, as probed by `probe_module`; `generic` knows objects with ``__dlpack__``."""
 
     def __init__(self, module: ModuleType, kind: type, capabilities: Capabilities, generic: Adapter) -> None:
         self.name = self.package = module.__name__

@@ -165,19 +165,19 @@ def check_adapters(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...
     found: list[Any] = []
     for answer in answers:
         if isinstance(answer, Adapter) or not isinstance(answer, Iterable):
-            raise PluginError(f"its dlx_adapters gave {safe_repr(answer)}", fix="Give a list of adapters.")
+            raise PluginError(f"its dlx_adapters gave {safe_repr(answer)}", fix="Return a list of adapters.")
         found += answer
     if not found:
-        raise PluginError("its dlx_adapters gave no adapters", fix="Give a list of them.")
+        raise PluginError("its dlx_adapters gave no adapters", fix="Return a list of them.")
     for i, adapter in enumerate(found):
         if not isinstance(adapter, Adapter):
-            shown, fix = safe_repr(adapter), "Give instances of dlx.adapter.Adapter."
+            shown, fix = safe_repr(adapter), "Return instances of dlx.adapter.Adapter."
             if isinstance(adapter, type):
-                shown, fix = f"the class {adapter.__name__}", f"Give an instance: {adapter.__name__}()."
+                shown, fix = f"the class {adapter.__name__}", f"Return an instance: {adapter.__name__}()."
             raise PluginError(f"its dlx_adapters gave {shown}", fix=fix)
         _check_facts(adapter)
         if any(adapter.name == other.name for other in found[:i]):
-            raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
+            raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each another name.")
     if plugin.names and not any(_matches_entry(name, adapter) for name in plugin.names for adapter in found):
         raise PluginError(
             f"its entry point is named {plugin.names[0]!r}, which is no package of its adapters",

@@ -240,9 +240,9 @@ class Registry:
             if target is not None and kind in self._classes(target.adapter)[:1]:  # what `load` makes
                 return target
             if kind in self._classes(adapter):
-                fix = f"Say to={self._name_of(adapter)!r}."
+                fix = f"Pass to={self._name_of(adapter)!r}."
                 raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
-        fix = self._list_targets() if adapter is None else f"Say to={self._name_of(adapter)!r}."
+        fix = self._list_targets() if adapter is None else f"Pass to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
     def _by_name(self, to: Any) -> Target:
@@ -319,7 +319,7 @@ class Registry:
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
     def _list_targets(self) -> str:
-        return f"Known targets: {', '.join(self._target_names())}."
+        return f"Use one of: {', '.join(self._target_names())}."
 
     def _target_names(self) -> list[str]:
         self._loader.scan()

@@ -809,7 +809,7 @@ def test_types_that_are_no_targets():
     assert dlx.convert(tensor("float32"), to=jax.Array).shape == (4,)
     result = jnp.ones(3)
     assert dlx.convert(result, to=jax.Array) is result
-    with pytest.raises(errors.AdapterNotFoundError, match="Say to='jax'"):
+    with pytest.raises(errors.AdapterNotFoundError, match="Pass to='jax'"):
         dlx.convert(tensor("float32"), to=jax.core.Tracer)
     from jax.experimental import sparse
 

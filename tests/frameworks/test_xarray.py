@@ -78,7 +78,7 @@ def test_an_array_is_one_for_every_function_and_a_dataset_is_a_container(array, 
     call(array)
     with pytest.raises(errors.AdapterNotFoundError, match="it is a container") as caught:
         call(array.to_dataset(name="a"))
-    assert caught.value.fix.startswith("Give one of the arrays in it")
+    assert caught.value.fix.startswith("Pass one of the arrays in it")
 
 
 def test_xarray_is_no_target(array):

@@ -155,7 +155,7 @@ def test_a_framework_in_a_namespace_package(site):
         "company.tensors 0",
         "company.tensors",
     )
-    assert error.endswith("Say to='company.arrays'.")
+    assert error.endswith("Pass to='company.arrays'.")
     out = site.run(
         """
         import os
@@ -212,13 +212,13 @@ BROKEN = {  # a plugin's code -> what the sentence says
     "hook misspelt": (adapter().replace("def dlx_adapters", "def dlx_adaptors"), "it has no hook dlx_adapters"),
     "hook gives None": (
         "import dlx\n@dlx.hookimpl\ndef dlx_adapters(): pass",
-        "gave no adapters. Give a list of them.",
+        "gave no adapters. Return a list of them.",
     ),
     "hook gives nothing": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return []", "gave no adapters"),
-    "hook gives 3": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 3", "gave 3. Give a list of adapters."),
-    "hook gives objects": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return [3]", "gave 3. Give instances of"),
-    "one adapter, no list": (adapter().replace("[A()]", "A()"), "Give a list of adapters."),
-    "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Give an instance: A()."),
+    "hook gives 3": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 3", "gave 3. Return a list of adapters."),
+    "hook gives objects": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return [3]", "gave 3. Return instances of"),
+    "one adapter, no list": (adapter().replace("[A()]", "A()"), "Return a list of adapters."),
+    "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Return an instance: A()."),
     "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
     "no name": (adapter().replace('name = "lib"', ""), "its adapter A has no name. Set it"),
     "named dlx": (adapter("dlx", package="lib"), "is named 'dlx', which is dlx itself"),
@@ -657,7 +657,7 @@ def test_a_table_of_a_base_is_found_out(site, np):
         )
     )
     first, second, live = out.splitlines()
-    assert first == second and "its exchange table made a numpy.ndarray" in first and live == "0"
+    assert first == second and "its exchange table returned a numpy.ndarray" in first and live == "0"
 
 
 @pytest.mark.parametrize(
