@@ -95,8 +95,7 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
   int is_cuda = dlx_is_cuda(base->dl_tensor.device);
   if (is_cuda && device.device_type == kDLCPU) {
     if (value[COPY] != Py_None && !copied)
-      return py_raise(DLX_E_COPY,
-                      "device memory cannot be exported to the host without a copy");
+      return py_raise(DLX_E_COPY, "device memory cannot be exported to the host without a copy");
     copied = 1;
   } else if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU) {
     return py_raise(DLX_E_DEVICE,
@@ -128,7 +127,7 @@ PyObject* py_tensor_dlpack_device(PyObject* self, PyObject* unused) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
   DLDevice device = m->dl_tensor.device;
-  return py_tuple_of((const int64_t[]){device.device_type, device.device_id}, 2);
+  return py_new_tuple((const int64_t[]){device.device_type, device.device_id}, 2);
 }
 
 /* ---- the exchange table ---------------------------------------------------------------------- */

@@ -163,7 +163,7 @@ PY_DOC(
     convert_slot,
     "Convert and cache an element of a lazy view by View._fast; return None if Python must do it.");
 static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("convert_slot", nargs, 4, 4)) return NULL;
+  if (!py_check_args("convert_slot", nargs, 4, 4)) return NULL;
   if (!PyDict_CheckExact(args[0])) return PyErr_Format(PyExc_TypeError, "the slots are a dict");
   PyObject* result = convert_new(args[0], args[1], args[2], args[3]);
   if (result || PyErr_Occurred()) return result;

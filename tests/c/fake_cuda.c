@@ -50,7 +50,7 @@ typedef struct {
 typedef struct {
   int used, alive, context, device, blocking, actor, capture;
   int running;   /* unfinished host functions */
-  uint32_t done; /* of its own operations; NEVER = all of them, immediately */
+  uint32_t done; /* its finished operations; NEVER = all of them, immediately */
 } stream;
 
 typedef struct {

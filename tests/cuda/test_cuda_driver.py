@@ -277,7 +277,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
     code = """
         import threading, time, warnings
         from dlx.errors import DeviceError
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads
         loading = threading.Thread(target=driver.require)
         loading.start()
         time.sleep(0.1)

@@ -29,7 +29,7 @@ def empty(device=CUDA0, size=N):
 
 
 def test_one_pool_a_device(cuda):
-    """It is created with the first memory, and shared with no one."""
+    """It is created with the first memory, and not shared."""
     made = [empty(device) for device in (CUDA0, CUDA1, CUDA0)]
     assert cuda.count("cuMemPoolCreate") == cuda.count("cuMemPoolSetAttribute") == 2
     assert cuda.count("cuMemAllocFromPoolAsync") == 3 and cuda.count("cuMemAllocAsync", "cuMemAlloc") == 0
