@@ -1,8 +1,7 @@
 """Segments: anonymous shared memory, which other processes open through the owner's descriptor.
 
-A segment is a memfd, sealed so that its size never changes and no process can take memory away from a reader. The
-kernel frees it with its last user. Its first 256 bytes are a header with a token, which distinguishes the segment from
-a later file with the same descriptor number.
+A segment is a memfd, sealed so that no process can take memory away from a reader; the kernel frees it with its last
+user. Its header of 256 bytes has a token, which distinguishes it from a later file with the same descriptor number.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dlx._support.reflect import safe_repr
 from dlx._support.text import amount
 from dlx.errors import HandleError
 
-__all__ = ["HEADER", "Descriptor", "Mapping", "Segment", "find_segments", "new_segment", "open_segment"]
+__all__ = ["HEADER", "Descriptor", "Mapping", "Segment", "locate", "new_segment", "open_segment"]
 
 HEADER = 256  # bytes; also the alignment of the data
 VERSION = 2
@@ -154,7 +153,7 @@ _held: WeakValueDictionary[str, Segment] = WeakValueDictionary()  # by token
 _mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address; without private mappings
 
 
-def find_segments(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
+def locate(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
     """Return the segment and offset of each address range; None for other memory, such as private pages."""
     known = [reference() for reference in _mapped.valuerefs()]  # a copy, since other threads may change it
     mappings = sorted((each.address, each) for each in known if each is not None)

@@ -27,15 +27,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decode, encode, has_sets, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
-from dlx._sharing.segment import (
-    HEADER,
-    Segment,
-    find_segments,
-    has_huge_pages,
-    new_segment,
-    open_segment,
-    read_description,
-)
+from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -43,7 +35,6 @@ if TYPE_CHECKING:
     from dlx._sharing.device import Export, Memory
 
 __all__ = ["attach_tree", "share_tree", "shared_empty"]
-
 
 _BYTE = (lib.kDLUInt, 8, 1)
 
@@ -142,7 +133,7 @@ def _place_items(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail)
     fresh: list[_Item] = []
     segments: dict[str, Segment] = {}
     held: dict[str, list[_Item]] = {}
-    places = find_segments([item.extent for item in local]) if is_copied else [None] * len(local)
+    places = locate([item.extent for item in local]) if is_copied else [None] * len(local)
     for item, place in zip(local, places, strict=True):
         if place is None:
             fresh.append(item)

@@ -128,7 +128,7 @@ def forked(at):
     return int(count), words
 
 lines, _ = forked(0)
-known = {"right": 0, "Run 'from dlx import convert' before": 0, "Convert something to it before": 0}
+known = {"right": 0, "Run 'from dlx import convert' before": 0, "Convert an array to it earlier": 0}
 for at in range(1, lines + 1, lines // PLACES):
     _, words = forked(at)
     (kind,) = [each for each in known if each in words] or [words]

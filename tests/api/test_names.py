@@ -153,23 +153,23 @@ def test_a_name_that_is_no_device(name, said):
         ("tf", "tensorflow"),
         ("pt", "Did you mean 'torch'"),
         ("torch.Tensor", "Did you mean 'torch'"),
-        ("cuda", "It is a device: say device='cuda'"),
-        ("cuda:1", "It is a device: say device='cuda:1'"),
-        ("cpu", "It is a device: say device='cpu'"),
-        ("zzz", "Use one of"),
+        ("cuda", "It is a device: pass device='cuda'"),
+        ("cuda:1", "It is a device: pass device='cuda:1'"),
+        ("cpu", "It is a device: pass device='cpu'"),
+        ("zzz", "Known targets"),
     ],
 )
 def test_a_target_that_is_misspelt(name, said):
     """The nearest name, and all that there are."""
-    with pytest.raises(AdapterNotFoundError, match=f"no target {name!r}.*{said}"):
+    with pytest.raises(AdapterNotFoundError, match=f"unknown target {name!r}.*{said}"):
         dlx.convert(np.ones(3), to=name)
 
 
 @pytest.mark.parametrize(
     ("to", "said"),
     [
-        (lambda torch: torch.device("cpu"), "found torch.device. Say device= for a device"),
-        (lambda torch: torch.float32, "found torch.dtype. dlx does not change dtypes"),
+        (lambda torch: torch.device("cpu"), "found torch.device. Pass a device as device="),
+        (lambda torch: torch.float32, "found torch.dtype. A conversion changes no dtype"),
         (lambda _: 3, "found int$"),
     ],
     ids=["device", "dtype", "int"],

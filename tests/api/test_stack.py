@@ -75,7 +75,7 @@ def test_an_array_that_cannot_be_read_is_named(np, torch):
             dlx.stack([np.ones(1), bad], to="numpy")
     with pytest.raises(ValueError, match="at least one"):
         dlx.stack([], to="numpy")
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.stack([np.ones(1)], to="nosuch")
 
 

@@ -14,7 +14,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
-from dlx.cli.targets import on_the_command_line
+from dlx.cli.targets import command_option
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAMILY = {  # class: base class in dlx, builtin base class
@@ -314,7 +314,7 @@ OPTIONS = [
 def test_options_are_said_as_who_speaks_has_them(option, python, command):
     """One sentence lists the alternatives, in Python or command-line syntax."""
     error = errors.ConversionError("because", option=option)
-    assert (error.fix, error.advice(on_the_command_line)) == (python, command)
+    assert (error.fix, error.advice(command_option)) == (python, command)
 
 
 def test_a_call_without_the_option_says_which_call_has_it():

@@ -243,7 +243,7 @@ def test_without_ml_dtypes(python, np):
         try:
             dlx.convert(source, to="numpy")
         except dlx.errors.DTypeError as error:
-            assert "ml_dtypes, which has one, is not installed" in str(error), error
+            assert "ml_dtypes, which provides it, is not installed" in str(error), error
             assert "pip install ml_dtypes" in str(error) and str(error) == str(plan.error)
         else:
             raise SystemExit("no error")

@@ -402,7 +402,7 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
             return [dlx.empty((2,), "float32")]
         kept = Kept()
         dlx.convert(dlx.empty((2,), "float32"), to="dlx")
-        target = native.target_of("dlx")
+        target = native.target_find("dlx")
         source = native.Source(Box, what="children", parts=children, export=kept)
         native.pair_add("dlx", source, target, "children")
         del source

@@ -434,7 +434,7 @@ def test_a_dtype_of_less_than_a_byte_divides_nothing_by_zero(python):
         fields = (*asked, ask("__dlpack_device__", True), "ptr", {"int4": 4 << 8})
         source = native.Source(Array, what="converts", table=False, fields=fields)
         native.source_add(source)
-        native.pair_add("dlx", source, native.target_of("dlx"), "converts")
+        native.pair_add("dlx", source, native.target_find("dlx"), "converts")
         print(dlx.convert._borrow(Array(), "dlx"))
         """
     )

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import dlx
-from dlx.cli.targets import installed
+from dlx.cli.targets import installed_targets
 from dlx.errors import DlxError
 from examples import examples
 
@@ -90,7 +90,7 @@ def paths(obj, path=()):
 
 
 @settings(max_examples=examples(1200), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from([*installed(), "arrow"]), OPTIONS)
+@given(st.data(), st.sampled_from([*installed_targets(), "arrow"]), OPTIONS)
 def test_plan_says_what_convert_does(data, to, options):
     """Of a tree, eagerly and lazily, and of each element by itself."""
     root = tree(data.draw)
