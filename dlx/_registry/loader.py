@@ -134,7 +134,7 @@ class Loader:
         if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
             note = (
                 f"{plugin} imports {eager} when it is loaded ({seconds * 1e3:.0f} ms, also for every listing): import "
-                f"{eager} only inside functions, and do not put the plugin in its framework's package"
+                f"{eager} inside functions, from a plugin outside of its package"
             )
             if plugins.is_strict():
                 raise PluginError(note)

@@ -156,7 +156,7 @@ def test_a_name_that_is_no_device(name, said):
         ("cuda", "It is a device: pass device='cuda'"),
         ("cuda:1", "It is a device: pass device='cuda:1'"),
         ("cpu", "It is a device: pass device='cpu'"),
-        ("zzz", "Known targets"),
+        ("zzz", "Use one of"),
     ],
 )
 def test_a_target_that_is_misspelt(name, said):
@@ -169,7 +169,7 @@ def test_a_target_that_is_misspelt(name, said):
     ("to", "said"),
     [
         (lambda torch: torch.device("cpu"), "found torch.device. Pass a device as device="),
-        (lambda torch: torch.float32, "found torch.dtype. A conversion changes no dtype"),
+        (lambda torch: torch.float32, "found torch.dtype. dlx does not change dtypes"),
         (lambda _: 3, "found int$"),
     ],
     ids=["device", "dtype", "int"],

@@ -184,7 +184,7 @@ def test_a_target_that_is_no_key(registry, mylib):
 
 def test_unknown_targets_name_the_known_ones(registry):
     """Whoever mistypes a name reads the list."""
-    with pytest.raises(AdapterNotFoundError, match=r"unknown target 'nampy'. Known targets: .*dlx.*mylib"):
+    with pytest.raises(AdapterNotFoundError, match=r"unknown target 'nampy'. Use one of: .*dlx.*mylib"):
         registry.target("nampy")
 
 

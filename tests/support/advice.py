@@ -138,11 +138,15 @@ def check_calls(text):
 
 # ---- texts that the source declares ----------------------------------------------------------------------------------
 
-_ADVICE = re.compile(
-    "Call|Convert|Pass|Say|Give|Read|Drop|Switch|Encode|Move|Fill|Cast|Copy|Make|Take|Leave|Use|Set|Keep|Open|Run|"
-    "Import|Share|Send|Override|Return|Materialise|Reshape|Swap|View|Join|Mark|With|If|A saved|{call}|{take}|"
-    "Save|Download|Extract|Merge|Split|List|Allocate|Remove|Change|Write"
+VERBS = re.compile(
+    r"((If|With) .+?, |\{(call|take)\} )?(Do not|Allocate|Allow|Call|Check|Cast|Choose|Compute|Convert|Copy|"
+    r"Correct|Create|Decorate|Detach|Download|Draw|Drop|Enable|Encode|Export|Extract|Fetch|Fill|Give|Import|Install|Join|Keep|Leave|"
+    r"List|Make|Mark|Materialise|Merge|Move|Name|Open|Override|Pass|Plan|Put|Read|Remove|Rename|Repair|Report|Reset|"
+    r"Reshape|Return|Run|Save|Send|Set|Share|Split|Start|Swap|Switch|Take|Try|Uninstall|Update|Use|View|Wait|Write|"
+    r"(?<=, )(?:call|convert|open)|(?<=\} )[{\w])"
 )
+"""How a fix begins; adapters of data frames fill in ``{call}`` and ``{take}``."""
+
 _SUFFIXES = {".npy", ".npz", ".safetensors", ".arrow", ".gguf", ".pt"}  # of files
 
 
@@ -161,7 +165,7 @@ def declared(root):
                 text = "".join(each.value if isinstance(each, ast.Constant) else "value" for each in node.values)
             else:
                 text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            if _ADVICE.match(text) and " " in text and text.endswith((".", "!")):
+            if VERBS.match(text) and " " in text and text.endswith((".", "!")):
                 found = set(expressions(re.sub(r"\{(call|take|many|one)\}", "", text.replace("{values}", "value"))))
                 if found - _SUFFIXES:
                     yield path, text, sorted(found - _SUFFIXES)
