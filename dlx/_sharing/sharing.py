@@ -152,7 +152,7 @@ def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, is_copied: b
     numbers = []
     for group in layout.groups:
         offsets, strides = [item.offset for item in group], [item.strides for item in group]
-        numbers.append(native.tensors_numbers([item.tensor for item in group], offsets, strides))
+        numbers.append(native.tensors_pack([item.tensor for item in group], offsets, strides))
     export = layout.export
     fields = {
         "tree": nodes,
@@ -448,9 +448,9 @@ def _build_tensors(
         if count:
             mapping = segment.mapping(mode)
             part = mapping.address + start, segment.size - start, numbers[at : at + count], flags, mapping
-            made = None if to is None else native.arrays_within(*part, FAST_PATH, to)
+            made = None if to is None else native.arrays_unpack(*part, FAST_PATH, to)
             are_converted = are_converted and made is not None
-            found += native.tensors_within(*part) if made is None else made
+            found += native.tensors_unpack(*part) if made is None else made
         at, start = at + count, 0
     return found, are_converted
 
@@ -477,7 +477,7 @@ def _build_remote(
     at = 0
     for memory, count in zip(memories, counts, strict=True):
         part = numbers[at : at + count]
-        made = native.tensors_within(memory.address, memory.size, part, flags, (memory, keep))
+        made = native.tensors_unpack(memory.address, memory.size, part, flags, (memory, keep))
         tensors += [devices.build_tensor(each, memory, (memory, keep), points.get(memory.device)) for each in made]
         at += count
     return tensors

@@ -48,7 +48,7 @@ Like = Callable[[Sequence[Any]], Specs]
 def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function as an operation that the caller's framework records; NotImplemented if it does not record."""
     request = spec.request()
-    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, located=spec.locate))
+    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, locate=spec.locate))
     caller = _find_caller(tree, request.target)
     if caller is None:
         return NotImplemented
@@ -96,7 +96,7 @@ class RecordedCall:
         self._failures, self.result, arrays = tree.failures, _Result(caller.name), tree.arrays
         outside = [i for i, array in enumerate(arrays) if not is_inside(array, tree.sources[i], request.target)]
         self.operands = [i for i in outside if tree.sources[i] is caller]
-        self._located = [spec.locate(tree.path(i)) for i in self.operands]
+        self._places = [spec.locate(tree.path(i)) for i in self.operands]
         self._constants = [i for i in outside if tree.sources[i] is not caller]
         self._parts = _fill(arrays, self.operands, [None] * len(self.operands))
         for i in self._constants:  # copy, since they may change before the call is repeated
@@ -116,7 +116,7 @@ class RecordedCall:
         """Let the caller's framework record the call with operands; return the result for the caller."""
         inner, outer = self._request.target.adapter.gradients, self._caller.gradients
         assert inner is not None and outer is not None and outer.record is not None
-        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._located, like)
+        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._places, like)
         return self.result.rebuild(outer.record(operation, arrays))
 
 
@@ -198,7 +198,7 @@ class _Result:
                 f"the function returned a {what}; gradients are supported for functions that return once",
                 fix="Decorate the coroutine or generator function itself, without grad=True.",
             )
-        tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
+        tree = Tree((value,), TUPLE, Failures(target, locate=lambda path: ("result", path[1:])))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:
@@ -230,11 +230,11 @@ class DifferentiableFunction:
         request: Request,
         inner: GradSupport,
         caller: Adapter,
-        located: list[Place],
+        places: list[Place],
         like: Like | None = None,
     ) -> None:
         self._function, self._request, self._inner, self._caller = function, request, inner, caller
-        self._located, self._like, self._readonly = located, like, cast("Readonly", request.readonly)
+        self._places, self._like, self._readonly = places, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
         # A mutable caller gets copies of immutable arrays, unless readonly="share".
@@ -286,8 +286,8 @@ class DifferentiableFunction:
             operands = arrays[: len(arrays) - len(there) - states]
             return [self._spec_of(operands[i]) for i in self._choose(operands, wanted)]
 
-        located = [*self._located, *[("gradient", ())] * (len(there) + states)]
-        made = DifferentiableFunction(flat, self._request, inner, self._caller, located, like)
+        places = [*self._places, *[("gradient", ())] * (len(there) + states)]
+        made = DifferentiableFunction(flat, self._request, inner, self._caller, places, like)
         return made, [*(gradients[i] for i in there), *state]
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
@@ -307,7 +307,7 @@ class DifferentiableFunction:
             assert dtype is not None
             return [*self.results_like(arrays), *[(tuple(state.shape), dtype)] * 2]
 
-        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._located, like), 2
+        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._places, like), 2
 
     def _choose(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
         """Return the indices of the arguments to differentiate by."""
@@ -337,7 +337,7 @@ class DifferentiableFunction:
 
     def _convert_in(self, arrays: Sequence[Any]) -> list[Any]:
         """Convert arguments to the function's framework."""
-        return [_convert(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
+        return [_convert(array, self._request, at) for array, at in zip(arrays, self._places, strict=True)]
 
     def _convert_out(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
         """Convert results; copy them if one shares memory with another, or with an array of `inside`."""
@@ -447,14 +447,14 @@ class CompiledCalls:
             elif what is not caller:
                 at = partial(self._locate_one, args, options, array)
                 parts[i] = _convert(array, self._request, at, copy=True)  # it may change before the backward pass
-        vjp, located = known
+        vjp, places = known
 
         def flat(*inputs: Any) -> list[Any]:
             rest = iter(_fill(parts, operands, inputs))
             now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
             return compiled.flatten(self._function(*now, **named))[0]
 
-        operation = CompiledCall(flat, self._request, self._gradients, caller, located)
+        operation = CompiledCall(flat, self._request, self._gradients, caller, places)
         operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
         results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
         return compiled.unflatten(operation.structure, results)
@@ -514,7 +514,7 @@ class CompiledCall(DifferentiableFunction):
         self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
     ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Return the results, and a function from their gradients to the gradients of the arguments."""
-        inputs = [_convert(each, self._request, at, "dlx") for each, at in zip(arrays, self._located, strict=True)]
+        inputs = [_convert(each, self._request, at, "dlx") for each, at in zip(arrays, self._places, strict=True)]
         try:
             results, self.structure, pull = self.vjp_of(_fill(self.parts, self.operands, inputs))
         except DlxError:

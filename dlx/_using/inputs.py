@@ -21,7 +21,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, DlxError
 
-Located = Callable[[tuple[Any, ...]], Place]
+Locate = Callable[[tuple[Any, ...]], Place]
 
 
 class Inputs:
@@ -36,16 +36,16 @@ class Inputs:
 
     def convert_arguments(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Convert the arguments for the function."""
-        values, located = (args, options), self._spec.locate
-        failures = Failures(self._request.target.name, located=located)
+        values, locate = (args, options), self._spec.locate
+        failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package)
         self._declared, buffers = self._spec.find_written(tree)
         for at, buffer in buffers:
             if describe(buffer).readonly:
                 failures.add(self._not_writable(buffer), at)
-        batch = self._batch(tree, located)
+        batch = self._batch(tree, locate)
         self._last = tree, batch
-        return self._convert_tree(tree, batch, located, (values, *values))
+        return self._convert_tree(tree, batch, locate, (values, *values))
 
     def convert_sent(self, value: Any) -> Any:
         """Convert a value that the caller sends to a generator."""
@@ -53,10 +53,10 @@ class Inputs:
         if what is None:
             return value
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
-        located = lambda path: ("", path if root is value else path[1:])  # noqa: E731
-        failures = Failures(self._request.target.name, located=located)
+        locate = lambda path: ("", path if root is value else path[1:])  # noqa: E731
+        failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(root, handler, failures, self._request.target.adapter.package)
-        made = self._convert_tree(tree, self._batch(tree, located), located, () if root is value else (root,))
+        made = self._convert_tree(tree, self._batch(tree, locate), locate, () if root is value else (root,))
         return made if root is value else made[0]
 
     def undo(self, error: BaseException) -> None:
@@ -74,13 +74,13 @@ class Inputs:
         """Return whether an array is passed unchanged, with its graph; `detach` applies to the others."""
         return self._request.device is None and is_inside(array, source, self._request.target)
 
-    def _batch(self, tree: CallTree, located: Located) -> Batch:
+    def _batch(self, tree: CallTree, locate: Locate) -> Batch:
         """Return the batch that converts the arrays of a tree; arrays that must not be passed become failures."""
         request, failures = self._request, tree.failures
         pairs = list(zip(tree.arrays, tree.sources, strict=True))
         some = [i for i, pair in enumerate(pairs) if not self._is_kept(*pair)]
         if self._spec.detach is None:
-            self._look_for_graphs(tree, some, located)
+            self._look_for_graphs(tree, some, locate)
         for i, (array, _) in enumerate(pairs):
             if id(array) in self._declared and i not in some and describe(array).readonly:
                 failures.add(self._not_writable(array), tree.path(i))
@@ -90,7 +90,7 @@ class Inputs:
         batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
         return batch
 
-    def _look_for_graphs(self, tree: CallTree, some: list[int], located: Located) -> None:
+    def _look_for_graphs(self, tree: CallTree, some: list[int], locate: Locate) -> None:
         """Add a failure for each array that would lose its graph; record the place of one that keeps it."""
         for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
             if not is_tracked(source, array):
@@ -98,9 +98,9 @@ class Inputs:
             if i in some:
                 tree.failures.add(_gradient_error(source, array, self._request.target.adapter), tree.path(i))
             if is_inside(array, source, self._request.target):
-                self._identity.recorded = self._identity.recorded or located(tree.path(i))
+                self._identity.recorded = self._identity.recorded or locate(tree.path(i))
 
-    def _convert_tree(self, tree: CallTree, batch: Batch, located: Located, skipped: tuple[Any, ...]) -> Any:
+    def _convert_tree(self, tree: CallTree, batch: Batch, locate: Locate, skipped: tuple[Any, ...]) -> Any:
         """Convert a tree, and record the passed objects; `skipped` are containers that are not the caller's."""
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
         with self.work.set_for_conversion():
@@ -111,9 +111,9 @@ class Inputs:
             new, on_host, declared = old, False, id(old) in self._declared
             if not self._is_kept(old, source):
                 n, new = next(converted)
-                on_host = batch.on_host(n)
-                if batch.copied(n):  # writes to a copy must be written back
-                    new = self.writes.add_copy(old, new, located(tree.path(i)), declared=declared)
+                on_host = batch.is_on_host(n)
+                if batch.is_copied(n):  # writes to a copy must be written back
+                    new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
             self._identity.add(new, old)
             self.seen.append((source, old, on_host))
@@ -123,7 +123,7 @@ class Inputs:
                 self.writes.add_declared(source, old)
         if self.writes:
             for i, (old, new) in enumerate(zip(tree.arrays, results, strict=True)):
-                self.writes.add_shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
+                self.writes.add_shared(old, new, locate(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
         made = tree.rebuild(results, self._request.target.name)
         for (own, keys, parts, _), (*_, new) in zip(before, tree.containers(), strict=True):

@@ -126,7 +126,7 @@ class Outputs:
     def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one; without a request, only restore the caller's arrays."""
         identity, target = self._identity, self._inside.target if request is None else request.target
-        failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
+        failures = Failures(target.name, locate=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self._inside.target.adapter.package, None if request is None else False
         tree = CallTree(value, handler, failures, package, identity.kept, strict=strict)
         results = [identity.own(array) for array in tree.arrays]

@@ -332,7 +332,7 @@ def test_memory_that_runs_out_while_an_object_is_looked_at(no_memory, lazy, stri
     class Thing:
         pass
 
-    no_memory(f"dlx._registry.lookup.{'_has_buffer' if strict else '_by_protocol'}")
+    no_memory(f"dlx._registry.lookup.{'_has_buffer' if strict else '_find_by_protocol'}")
     with pytest.raises(MemoryError, match="now"):
         tree = dlx.convert([Thing()], to="dlx", lazy=lazy, strict=strict)
         tree[0]

@@ -522,15 +522,15 @@ class TestMemory:
             numbers, _, _ = segments.read_description(segment)
             mapping = segment.mapping("write")
             given = mapping.address + segment.start, segment.size - segment.start, numbers
-            one, other = native.arrays_within(*given, 0, mapping, fast_path, "torch")
+            one, other = native.arrays_unpack(*given, 0, mapping, fast_path, "torch")
             assert one.tolist() == [0, 1, 2] and other.shape == (2, 2) and one.data_ptr() % 256 == 0
-            found = native.arrays_within(*given, READ_ONLY, mapping, fast_path, "numpy")
+            found = native.arrays_unpack(*given, READ_ONLY, mapping, fast_path, "numpy")
             assert not found[0].flags.writeable and found[0].ctypes.data == one.data_ptr()
-            assert native.arrays_within(*given, READ_ONLY, mapping, fast_path, "torch") is None
-            assert native.arrays_within(*given, 0, mapping, fast_path, "dlx") is None
+            assert native.arrays_unpack(*given, READ_ONLY, mapping, fast_path, "torch") is None
+            assert native.arrays_unpack(*given, 0, mapping, fast_path, "dlx") is None
             wrong = numbers[:24].tobytes() + (1 << 40).to_bytes(8, "little") + numbers[32:].tobytes()
             with pytest.raises(ValueError):
-                native.arrays_within(*given[:2], wrong, 0, mapping, fast_path, "torch")
+                native.arrays_unpack(*given[:2], wrong, 0, mapping, fast_path, "torch")
             with dlx.trace() as told:
                 dlx.attach(handle, "torch", writable=True)
             assert [each.times for each in told.records if each.outcome == "shared"]
