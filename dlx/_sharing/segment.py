@@ -272,7 +272,7 @@ def _reopen(pid: int, fd: int, access: int, inode: int | None = None) -> int:
         what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
         raise HandleError(f"its memory was freed: {what}", fix=gone) from error
     except PermissionError as error:
-        fix = f"Run both as one user. {_SEND}"
+        fix = f"Run both processes as one user. {_SEND}"
         raise HandleError(f"this process may not open the files of process {pid}", fix=fix) from error
     except OSError as error:
         _raise_handle_error(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")

@@ -257,7 +257,7 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
         source, target, flags = block.endpoints(mapping.address + start, HOST, mapping)
         status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
         if status != lib.DLX_OK:
-            raise DlxError(f"the copy failed with status {status}")
+            raise DlxError(f"the copy failed with status {status}", fix="Report this error of dlx.")
 
 
 MIN_MAPPED = 2 << 20  # bytes of the smallest segment that can use huge pages

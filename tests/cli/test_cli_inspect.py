@@ -242,7 +242,7 @@ def test_targets_of_files(tmp_path):
     path.write_bytes(npy("<f4", (2, 3), bytes(24)))
     assert one(path)["targets"] == []
     assert [each["outcome"] for each in one(path, "--to", "dlx,tvm_ffi")["targets"]] == ["same", "copied"]
-    assert "no target 'nothing'" in refused("inspect", path, "--to", "nothing")
+    assert "unknown target 'nothing'" in refused("inspect", path, "--to", "nothing")
 
 
 def test_several_sources_are_summed_up(tmp_path):

@@ -109,6 +109,8 @@ def test_the_message(name, parts, text):
     text = text.replace("cannot convert", f"cannot {kind.action}")
     if kind.action == "read":  # has no target
         text = text.replace(" to 'torch'", "")
+    if not (parts.get("fix") or parts.get("option")):
+        text = errors.sentences(text, kind.usual_fix)
     assert str(kind("because", **parts)) == text
 
 
@@ -201,6 +203,12 @@ def test_complete_fills_only_what_is_empty():
     error = errors.LayoutError("because", source="inner")
     assert error.complete(source="outer", target="torch") is error
     assert (error.source, error.target) == ("inner", "torch")
+
+
+def test_complete_replaces_the_usual_fix():
+    """An outer layer's fix is more precise; an option is one, too."""
+    assert errors.FileError("because").complete(fix="Do it.").fix == "Do it."
+    assert errors.FileError("because", option=(("copy", None),)).complete(fix="Do it.").fix == "Drop copy=False."
 
 
 def test_a_path_and_its_root_are_completed_together():

@@ -21,7 +21,7 @@ class Slice:
 
 
 def leaf(draw):
-    """Draw an array of any framework here, or what is none."""
+    """Draw an array of any installed framework, or another object."""
     kinds = ["bytes", "dlx", "plain", "array-like"]
     kinds += [name for name in ("numpy", "torch", "pyarrow") if importlib.util.find_spec(name)]
     kind = draw(st.sampled_from(kinds))
@@ -49,7 +49,7 @@ def leaf(draw):
 
 
 def tree(draw):
-    """Draw a list or dict of arrays, some of which stand in it twice."""
+    """Draw a list or dict of arrays, some of them repeated."""
     leaves = [leaf(draw) for _ in range(draw(st.integers(1, 4)))]
     leaves += [leaves[0]] * draw(st.integers(0, 1))
     return draw(st.sampled_from([leaves, {"a": leaves[0], "b": [*leaves, "text"]}, (leaves, {"x": leaves[-1]})]))
@@ -73,7 +73,7 @@ def told(error):
 
 
 def at(result, path):
-    """Return what stands at a path in a tree."""
+    """Return the object at a path in a tree."""
     for key in path:
         result = result[key]
     return result

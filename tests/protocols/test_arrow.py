@@ -314,9 +314,9 @@ HOSTILE = {
     "one buffer": (lambda: Gives(schema("i"), arrow_array(2, None)), "number of buffers"),
     "no buffers": (lambda: column(1, 2, buffers=None), "it has no buffers"),
     "children of numbers": (lambda: column(1, 2, n_children=1), "different numbers of children"),
-    "no format": (lambda: Gives(schema("i", format=None), arrow_array(0, None, None)), "no format string"),
-    "children below 0": (lambda: Gives(schema("+s", n_children=-1), arrow_array(0, None)), "or not its children"),
-    "a missing child": (lambda: Gives(schema("+w:2", None), arrow_array(0, None)), "or not its children"),
+    "no format": (lambda: Gives(schema("i", format=None), arrow_array(0, None, None)), "format string"),
+    "children below 0": (lambda: Gives(schema("+s", n_children=-1), arrow_array(0, None)), "its children"),
+    "a missing child": (lambda: Gives(schema("+w:2", None), arrow_array(0, None)), "its children"),
     "a list without a size": (lambda: Gives(schema("+w:", schema("i")), arrow_array(0, None)), "is not a number"),
     "a list of a huge size": (
         lambda: Gives(schema(f"+w:{HUGE}0", schema("i")), arrow_array(0, None)),
@@ -817,7 +817,7 @@ def test_a_wide_type_is_read(np):
 
 def test_the_target_is_known(np):
     """Its name is listed where there is none of another; what it makes is in it already."""
-    with pytest.raises(errors.AdapterNotFoundError, match="Known targets: arrow"):
+    with pytest.raises(errors.AdapterNotFoundError, match="Use one of: arrow"):
         dlx.convert(np.arange(2), to="arow")
     assert dlx.convert({"a": np.arange(2)}, to="arrow")["a"].readonly
 

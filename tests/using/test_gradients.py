@@ -560,7 +560,7 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
     """Arguments and gradients become jax arrays at the same address; results and their gradients are jax's memory."""
     import dlx_jax_gradients
 
-    taken, handed, take, hand = [], [], dlx_jax_gradients._taken, dlx_jax_gradients._handed
+    taken, handed, take, hand = [], [], dlx_jax_gradients._import_tensor, dlx_jax_gradients._export_results
 
     def noted(tensor, *how):
         array = take(tensor, *how)
@@ -571,8 +571,8 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
         handed.extend(each.unsafe_buffer_pointer() for each in arrays)
         return hand(arrays, own, host)
 
-    monkeypatch.setattr(dlx_jax_gradients, "_taken", noted)
-    monkeypatch.setattr(dlx_jax_gradients, "_handed", given)
+    monkeypatch.setattr(dlx_jax_gradients, "_import_tensor", noted)
+    monkeypatch.setattr(dlx_jax_gradients, "_export_results", given)
     function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: a * b))
     for dtype in (torch.float32, torch.float64):
         taken.clear()

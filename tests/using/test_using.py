@@ -354,7 +354,7 @@ def test_errors_name_the_parameter(np, torch):
         with pytest.raises(errors.DTypeError) as caught:
             take(*args, **options)
         assert caught.value.where == where
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.using("nosuch")(lambda x: x)(1)
 
 
