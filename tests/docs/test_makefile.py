@@ -1,6 +1,6 @@
-"""The recipes of the Makefile: which interpreters they take, and when the extensions are built anew.
+"""The recipes of the Makefile: the interpreters that they use, and when they rebuild the extensions.
 
-Nothing is built or installed: `make -n` says what would be done.
+Nothing is built or installed: `make -n` prints the commands.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 from project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
-# What `make` tells the programs that it runs, these tests among them: the variables that it was given.
+# Variables that `make` passes to the programs that it runs, including these tests.
 PASSED_ON = (
     *("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS"),
     *("PYTHON", "PYTHONS", "SLOW", "TORCH", "VENV"),
@@ -22,9 +22,9 @@ WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 
 @pytest.fixture
 def made(tmp_path):
-    """Run `make -n` in an empty copy of the recipes, on a path whose python3.91 and python3.92 are shims that fail."""
+    """Run `make -n` in an empty copy of the recipes, on a path whose python3.91 and python3.92 are failing shims."""
     if shutil.which("make") is None:
-        pytest.skip("there is no make")
+        pytest.skip("make is not installed")
     for name in ("python3.91", "python3.92"):
         script(tmp_path / "shims" / name, BROKEN)
     script(tmp_path / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92", WORKING)
@@ -49,14 +49,14 @@ def made(tmp_path):
 
 
 def script(path, text):
-    """Write a file that can be run."""
+    """Write an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     path.chmod(0o755)
 
 
 def test_an_interpreter_that_does_not_run_is_left_out_with_a_word(made):
-    """It is told before anything is tested; the others are tested."""
+    """A broken interpreter is reported before the tests; the others are tested."""
     printed = made("test-all", "PYTHONS=python3.91 python3.92")
     note = printed.index("note: python3.91 does not run here; left out")
     assert note < printed.index("-m venv") and note < printed.index("-m pytest")
@@ -64,7 +64,7 @@ def test_an_interpreter_that_does_not_run_is_left_out_with_a_word(made):
 
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(made, target):
-    """A compiler; `make test` says how long it takes before all else."""
+    """A missing compiler is found before any download; `make test` first prints how long it takes."""
     printed = made(target)
     assert printed.index("setup.py --name") < printed.index("--editable") < printed.index("--requirement")
     assert printed.index("--requirement") < printed.index("--only-binary")
@@ -72,7 +72,7 @@ def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(m
 
 
 def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
-    """Python keeps what it imports, also where that is switched off. Tests start Python often: all is compiled."""
+    """The demo compiles no byte code; the tests, which start Python often, compile all."""
     assert "compileall" not in made("demo") and "PYTHONDONTWRITEBYTECODE= " in made("demo")
 
     def without(*words):
@@ -86,7 +86,7 @@ def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
 
 
 def test_slow_tests_are_left_out_by_make_test_alone(made):
-    """Not where they are asked for, nor where tests are picked, nor by what is run seldom; CI asks for them."""
+    """`make test` alone skips slow tests; selected tests, rare targets and CI run them."""
 
     def left_out(*arguments):
         (line,) = [line for line in made(*arguments).splitlines() if " -m pytest " in line]
@@ -101,7 +101,7 @@ def test_slow_tests_are_left_out_by_make_test_alone(made):
 
 
 def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made):
-    """Stated for the further tests, and stated as the one that everything runs with."""
+    """The interpreter behind a shim is used for the further tests and for the main environment."""
     found = str(made.folder / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92")
     version = "{}.{}".format(*sys.version_info)
     assert f"{found} -m venv .venv-{version}\n" in made("test-pythons", "PYTHONS=python3.91 python3.92")
@@ -109,14 +109,14 @@ def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made):
 
 
 def test_the_sanitizers_are_part_of_what_is_built(made):
-    """With another DLX_SANITIZE the extensions are built anew, by each environment; with the same one they are not."""
+    """A changed DLX_SANITIZE rebuilds the extensions in each environment; an unchanged one does not."""
     for name in (".made", ".built", ".torch-"):
         stamp = made.folder / "checkout" / ".venv" / name
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
 
     def builds(*arguments):
-        """Note what is asked for, tell whether that means to build, and act as if it were done."""
+        """Record the request, return whether it builds, and act as if it were done."""
         made("build/sanitize", *arguments, dry=False)
         printed = made("test", "TORCH=", *arguments)
         (made.folder / "checkout" / ".venv" / ".built").touch()
@@ -132,7 +132,7 @@ def test_the_sanitizers_are_part_of_what_is_built(made):
 
 
 def test_what_builds_a_free_threaded_python_is_not_run_by_a_dry_run_and_may_fail(made):
-    """It downloads and configures; without an interpreter of it nothing is tested, and where it fails make does."""
+    """A dry run does not build it; without an interpreter nothing is tested, and a failed build fails make."""
     folder = made.folder / "checkout"
     helper = folder / "tests" / "support" / "free_threaded.sh"
     script(helper, "#!/bin/sh\ntouch called\n")

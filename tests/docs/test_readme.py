@@ -1,4 +1,4 @@
-"""What README.md and the quickstart show is what happens."""
+"""The examples of README.md and the quickstart."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks():
-    """Give (code, expected output or None) for every python block; the output is a text block right behind it."""
+    """Return (code, expected output or None) for every python block; the output is a text block directly after it."""
     found = list(BLOCK.finditer(README))
     for block, after in zip(found, [*found[1:], None], strict=True):
         if block[1] == "python":
@@ -27,7 +27,7 @@ def blocks():
 
 
 def test_the_readmes_examples_print_what_it_shows(np, torch):
-    """Every python block runs by itself, pasted into a new session; a text block right behind it is its output."""
+    """Every python block runs in a new session; a text block directly after it is its output."""
     compared = 0
     for code, expected in blocks():
         namespace = {"__name__": "readme"}
@@ -41,14 +41,14 @@ def test_the_readmes_examples_print_what_it_shows(np, torch):
 
 
 def test_the_readme_counts_the_promises():
-    """Those of a library, and those of an adapter besides, as `python -m dlx.testing --list` lists them."""
+    """The counts for a library and an adapter are those of `python -m dlx.testing --list`."""
     kinds = [check.kind for check in CHECKS.values()]
     adapter = kinds.count("adapter")
     assert f"{len(kinds) - adapter} for any library and {adapter} more for an adapter" in README
 
 
 def test_the_readmes_adapter_works_as_a_plugin(python, tmp_path):
-    """The adapter that the README shows, found by its entry point, is a source and a target."""
+    """The README's adapter, found by its entry point, is a source and a target."""
     (adapter,) = [code for code, _ in blocks() if "dlx_adapters" in code]
     (tmp_path / "dlx_mylib.py").write_text(adapter)
     (tmp_path / "mylib.py").write_text(
@@ -86,7 +86,7 @@ runpy.run_path("examples/quickstart.py", run_name="__main__")
 
 @pytest.mark.parametrize("missing", [[], ["torch"], ["PIL"], ["numpy", "torch"], ["numpy", "torch", "PIL"]])
 def test_the_quickstart_runs_with_whatever_is_there(missing):
-    """It exits with 0, says what is missing, writes nothing to stderr, and fits a terminal of 80 columns."""
+    """It exits with 0, names missing libraries, writes nothing to stderr, and fits a terminal of 80 columns."""
     options, env = ("-X", "dev"), {**os.environ, "PYTHONIOENCODING": "utf-8"}
     if "torch" in missing:
         command = [sys.executable, *options, "-c", WITHOUT, *missing]

@@ -1,4 +1,4 @@
-"""Interrupts wherever Python looks for signals in dlx's code, some of those of `make test-interrupts`."""
+"""Interrupts at every point where Python checks for signals in dlx's code: a part of `make test-interrupts`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from project import SUPPORT
 
 
 @pytest.mark.parametrize(("what", "sample"), [("warm", 400), ("cold", 10)])
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.slow
 def test_interrupts_anywhere(what, sample):
-    """Nothing is used up, nothing is left, and the next call works. Another seed: `make test-interrupts`."""
+    """Nothing is consumed or leaked, and the next call works. `make test-interrupts` uses other seeds."""
     frameworks = ",".join(name for name in ("numpy",) if importlib.util.find_spec(name))
     command = [sys.executable, SUPPORT / "interrupts.py", what, "--sample", str(sample), "--seed", "1"]
     command += ["--frameworks", frameworks]
