@@ -76,7 +76,7 @@ def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> 
 OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 
 # A lazy view is replaced by its source, or by the slice that it shows.
-VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
+VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._to_stored()]))
 
 
 def _flatten_arrow(obj: Any) -> tuple[None, list[Any]]:
