@@ -180,7 +180,7 @@ def _reads_correctly(array: Any, dtype: api.DType) -> bool:
     """Return whether `_dlx_numpy` and numpy describe an array equally."""
     strides = tuple(stride // array.itemsize for stride in array.strides)
     expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
-    return bool(_dlx_numpy.facts(array) == expected)
+    return bool(_dlx_numpy.read_facts(array) == expected)
 
 
 def _keeps_export(kind: Any) -> bool:
@@ -207,14 +207,14 @@ def _export_extension(obj: Any) -> api.Tensor | None:
 _CHARS = "?bBhHiIlLqQefdFD"  # dtypes that DLPack supports in native byte order
 
 
-def _export_copy(obj: Any) -> api.Tensor | None:
-    """Return the tensor of a copy in native byte order, or None if the Python path must raise."""
-    if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.char not in _CHARS:
+def _export_copy(obj: Any) -> Any:
+    """Return a copy in native byte order, or None if the Python path must raise."""
+    dtype = obj.dtype
+    if type(obj) is not sys.modules["numpy"].ndarray or dtype.char not in _CHARS:
         return None
-    if obj.dtype.isnative and _whole_elements(obj):  # refused for another reason
+    if dtype.isnative and _whole_elements(obj):  # refused for another reason
         return None
-    tensor: api.Tensor = dlx.convert(_native_order(obj), "dlx")
-    return tensor
+    return _native_order(obj)
 
 
 @functools.cache
@@ -240,7 +240,7 @@ _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
 # Attributes of subclasses that a conversion would lose: (attribute, reason, fix).
 _LOST_ATTRIBUTES = (
-    ("mask", "a masked array's mask would be lost", "Call .filled(value), or convert .data and .mask separately."),
+    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask."),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )

@@ -319,7 +319,7 @@ class Registry:
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
     def _list_targets(self) -> str:
-        return f"Known targets: {', '.join(self._target_names())}."
+        return f"Use one of: {', '.join(self._target_names())}."
 
     def _target_names(self) -> list[str]:
         self._loader.scan()

@@ -131,7 +131,7 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
             return "", keys_of(path) + inside
 
         strict, collect, to = options.strict, options.collect, options.to
-        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, located=locate)
+        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, locate=locate)
     except REFUSALS as error:
         name_action(error, "convert")  # a container may have called another function
         raise

@@ -423,7 +423,7 @@ def test_paddle_gives_no_gradient_out():
         assert dlx.convert(tensor, to="paddle", detach=True).stop_gradient
         with pytest.raises(errors.ConversionError, match="gradients would be lost") as caught:
             dlx.using("numpy")(np.sin)(tensor)
-        assert caught.value.fix == "Say dlx.using(..., detach=True) to do without."
+        assert caught.value.fix == "Use dlx.using(..., detach=True) to drop them."
     said = child(
         REFUSING.format(imports="paddle")
         + """

@@ -124,7 +124,7 @@ def test_what_cannot_be_borrowed_says_so(np, torch, table):
     readonly.flags.writeable = False
     negative = torch.tensor([1 + 2j]).conj().imag
     for source in (readonly, b"abc", bytearray(2), negative, torch.ones(2, requires_grad=True), 3, [np.ones(2)]):
-        with pytest.raises(BufferError, match="Take a managed tensor"):
+        with pytest.raises(BufferError, match="Export a managed tensor"):
             table.borrow(source)
     with pytest.raises(errors.ReadOnlyError):
         table.borrow(dlx.from_dlpack(b"abc"))

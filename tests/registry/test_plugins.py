@@ -657,7 +657,7 @@ def test_a_table_of_a_base_is_found_out(site, np):
         )
     )
     first, second, live = out.splitlines()
-    assert first == second and "its exchange table made a numpy.ndarray" in first and live == "0"
+    assert first == second and "its exchange table returned a numpy.ndarray" in first and live == "0"
 
 
 @pytest.mark.parametrize(
