@@ -450,7 +450,7 @@ def _has_cuda_plugin() -> bool:
     return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
 
 
-_X64_ON = 'Enable 64-bit dtypes first: jax.config.update("jax_enable_x64", True).'
+_X64_ON = 'Call jax.config.update("jax_enable_x64", True) first.'
 
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:

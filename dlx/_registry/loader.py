@@ -132,13 +132,11 @@ class Loader:
         adapters = plugins.check_adapters(plugin, manager.hook.dlx_adapters())
         frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | set(self.plugins)
         if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
-            note = (
-                f"{plugin} imports {eager} when it is loaded ({seconds * 1e3:.0f} ms, also for every listing): import "
-                f"{eager} only inside functions, and do not put the plugin in its framework's package"
-            )
+            reason = f"{plugin} imports {eager} when it is loaded ({seconds * 1e3:.0f} ms, also for every listing)"
+            fix = f"Import {eager} only inside functions, and keep the plugin out of its framework's package."
             if plugins.is_strict():
-                raise PluginError(note)
-            plugin.notes[:] = [note]
+                raise PluginError(reason, fix=fix)
+            plugin.notes[:] = [f"{reason}. {fix}"]
         return adapters
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:

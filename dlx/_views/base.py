@@ -105,7 +105,7 @@ class Scope:
         options, kind, inner = self.options, type(obj), (path, handler, key)
         try:
             found = lookup.kind(kind)
-            if found.verdict == "plain":
+            if found.verdict == "passthrough":
                 return obj
             name = name_of(obj, handler)
             with lock_of(self):  # convert each object once
@@ -222,7 +222,7 @@ class Scope:
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
         # Results of ``__dlx_tree__`` may be numbers or None.
-        if name is None or lookup.kind(type(obj)).verdict == "plain":
+        if name is None or lookup.kind(type(obj)).verdict == "passthrough":
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
@@ -515,7 +515,7 @@ class View(Shown):
 
 
 class KeyedView(View, Slots):
-    """A view whose elements are read by key. `Slots` returns cached results and otherwise calls `_missed`."""
+    """A view whose elements are read by key. `Slots` returns cached results and otherwise calls `_convert_at`."""
 
     __slots__ = ("__weakref__",)
 
@@ -529,7 +529,7 @@ class KeyedView(View, Slots):
             if handler.mutable and is_unchanged is not None:
                 self._unchanged = is_unchanged
 
-    def _missed(self, key: Any) -> Any:
+    def _convert_at(self, key: Any) -> Any:
         """Return `self[key]` if it is not cached."""
         return self._touch(key)
 

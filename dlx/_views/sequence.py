@@ -47,7 +47,7 @@ class SequenceView(KeyedView, Sequence[T]):
         def __getitem__(self, i: slice) -> SequenceView[T]: ...
         def __getitem__(self, i: Any) -> Any: ...
 
-    def _missed(self, key: Any) -> Any:
+    def _convert_at(self, key: Any) -> Any:
         return self._slice(key) if isinstance(key, slice) else self._touch(key)
 
     def _slice(self, places: slice) -> SequenceView[T]:

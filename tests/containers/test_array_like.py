@@ -33,10 +33,10 @@ class Labelled(collections.abc.Mapping):
         raise AssertionError("__array__ was called")
 
     def __getitem__(self, key):
-        raise AssertionError("it was taken apart")
+        raise AssertionError("it was flattened")
 
     def __iter__(self):
-        raise AssertionError("it was taken apart")
+        raise AssertionError("it was flattened")
 
     __len__ = __iter__
 

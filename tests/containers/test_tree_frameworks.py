@@ -99,7 +99,7 @@ def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_path(np):
     file = io.BytesIO()
     np.savez(file, a=np.array([object], dtype=object))
     file.seek(0)
-    with np.load(file) as npz, pytest.raises(errors.ConversionError, match=r"at obj\['f'\]: .*taken apart") as caught:
+    with np.load(file) as npz, pytest.raises(errors.ConversionError, match=r"at obj\['f'\]: .*be flattened") as caught:
         dlx.convert({"f": npz}, to="dlx")
     assert isinstance(caught.value.__cause__, ValueError)
 

@@ -129,7 +129,7 @@ def test_a_container_that_raises_has_a_path():
             return [dlx.convert(b"a", to="dlx")], lambda children: 1 / 0
 
     with pytest.raises(
-        errors.ConversionError, match=r"at obj\['k'\]: the container cannot be taken apart.*gone"
+        errors.ConversionError, match=r"at obj\['k'\]: the container cannot be flattened.*gone"
     ) as one:
         dlx.convert({"k": Broken()}, to="dlx")
     assert isinstance(one.value.__cause__, OSError)

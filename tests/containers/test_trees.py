@@ -1059,7 +1059,7 @@ def test_a_rule_that_fails_is_said_by_the_python_path(np, torch):
         def __iter__(self):
             raise RuntimeError("not to be read")
 
-    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: .*cannot be taken apart: RuntimeError: not to be"):
+    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: .*cannot be flattened: RuntimeError: not to be"):
         dlx.convert([np.ones(1), tuple.__new__(Refusing, (np.ones(1), 2))], to="torch")
     Record = dataclasses.make_dataclass("Record", ["a", "b"])
     record = Record(np.ones(1), [])

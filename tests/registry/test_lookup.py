@@ -69,8 +69,8 @@ KINDS = {
     "record": (lambda np: Record(a=1), "container"),
     "dataclass": (lambda np: Point(1), "container"),
     "unknown": (lambda np: Unknown(), "unknown"),
-    "date": (lambda np: datetime.date.min, "plain"),
-    "number of numpy": (lambda np: np.float32(1), "plain"),
+    "date": (lambda np: datetime.date.min, "passthrough"),
+    "number of numpy": (lambda np: np.float32(1), "passthrough"),
     "refused": (lambda np: Refused(), "refused"),
 }
 
@@ -124,8 +124,8 @@ def test_exact_types_need_no_look_up(np):
     assert [lookup.kind(each).verdict for each in (list, OrderedDict, int, bytes)] == [
         "container",
         "container",
-        "plain",
-        "plain",
+        "passthrough",
+        "passthrough",
     ]
     assert entered(lambda: lookup.kind(dict)) == [("lookup.py", "kind")]
 

@@ -509,7 +509,7 @@ def test_a_plugin_that_imports_its_framework(site):
     assert start == "dlx_lib (dlx-lib) imports lib"
     milliseconds, rest = rest.split(" ms, ")
     assert int(milliseconds) >= 50
-    assert rest.endswith("import lib only inside functions, and do not put the plugin in its framework's package")
+    assert rest.endswith("Import lib only inside functions, and keep the plugin out of its framework's package.")
     assert "imports lib when it is loaded" in site.doctor()["dlx_lib"]["cause"]
     assert "dlx_lib (dlx-lib) is refused: dlx_lib (dlx-lib) imports" in site.error(DLX_STRICT_PLUGINS="1")
 

@@ -1321,7 +1321,7 @@ def test_a_view_that_has_lost_its_source_does_not_crash(python):
         from dlx._core.native import Slots
 
         class Part(Slots):
-            def _missed(self, key):
+            def _convert_at(self, key):
                 return self._source[key]
 
         part = Part.__new__(Part)
@@ -1469,7 +1469,7 @@ def test_a_list_that_shrinks_while_an_element_is_read_ends_the_iteration():
     view = dlx.convert(source, to="dlx", lazy=True)
 
     def profile(frame, event, _):
-        if event == "call" and frame.f_code.co_name in ("_missed", "_touch") and len(found) == 1:
+        if event == "call" and frame.f_code.co_name in ("_convert_at", "_touch") and len(found) == 1:
             source.clear()
 
     found = []
