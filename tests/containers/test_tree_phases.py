@@ -128,9 +128,7 @@ def test_a_container_that_raises_has_a_path():
         def __dlx_tree__(self):
             return [dlx.convert(b"a", to="dlx")], lambda children: 1 / 0
 
-    with pytest.raises(
-        errors.ConversionError, match=r"at obj\['k'\]: the container cannot be flattened.*gone"
-    ) as one:
+    with pytest.raises(errors.ConversionError, match=r"at obj\['k'\]: the container cannot be flattened.*gone") as one:
         dlx.convert({"k": Broken()}, to="dlx")
     assert isinstance(one.value.__cause__, OSError)
     with pytest.raises(errors.ConversionError, match=r"at obj\[0\]: the container cannot hold the result") as other:
