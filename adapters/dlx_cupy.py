@@ -193,8 +193,7 @@ class CupyAdapter(api.Adapter):
         if device is None or device.id == here.id:
             with DEVICES.to_native(here):
                 return obj.copy()
-        # cupy does not synchronize streams of two devices: order the copy after previous writes to the source, and
-        # before later ones.
+        # cupy does not synchronize two devices: copy after earlier writes to the source, and before later ones.
         with DEVICES.to_native(device):
             target, read = _current_stream(device), event(disable_timing=True)
             captures = _is_capturing(target)

@@ -110,9 +110,7 @@ class _Devices(api.Devices):
         for each in devices:
             if each.local_hardware_id == device.id:
                 return each
-        raise DeviceError(
-            f"jax sees no device {device}", fix=f"Use one of its {len(devices)} {name} devices, such as {name}:0."
-        )
+        raise DeviceError(f"jax sees no device {device}", fix=f"Use one of its {len(devices)}, such as {name}:0.")
 
     def find_host(self, number: int) -> Any:
         """Return the host device with a number, or the first one."""
@@ -455,9 +453,7 @@ _X64_ON = 'Call jax.config.update("jax_enable_x64", True) first.'
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
     """Return (reason, fix) for refused dtypes; for the host, too, if `platforms` are the others that jax may use."""
-    found = {
-        name: (f"jax cannot create arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN
-    }
+    found = {name: (f"jax has no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
         found[name] = f"jax would narrow {name} to {api.DType(name).bits // 2} bits because x64 is off", _X64_ON
     if platforms:

@@ -149,15 +149,13 @@ class _Devices(api.Devices):
             return 0
 
     def activate(self, device: api.Device) -> AbstractContextManager[Any]:
-        # Only exports on ROCm use the current device. On CUDA, changing it and back may leave the runtime on the new
-        # one, which affects other frameworks.
+        # Only ROCm's exports use it. On CUDA, the runtime may stay on the new device and affect other frameworks.
         return sys.modules["torch"].cuda.device(device.id) if self.kind == "rocm" else contextlib.nullcontext()
 
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
         if _is_tracing()():
             return None  # `load` lifts memory that dlx allocates
-        # A normal tensor, even in inference mode.
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
 

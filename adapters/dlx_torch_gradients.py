@@ -29,7 +29,6 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     torch = sys.modules["torch"]
     with torch.inference_mode(mode=False), torch.enable_grad():
         normal = [each.clone() if each.is_inference() else each for each in tensors]
-        # Leaves, unless an outer derivative tracks them.
         operands = [each if each.requires_grad else each.detach().requires_grad_() for each in normal]
         is_outer = any(each.requires_grad for each in normal)
         results = function(*operands)

@@ -32,8 +32,7 @@ def _from_native(part: str, obj: Any) -> Any:
         return None
     root = next(packages(module))
     number = getattr(obj, "device_id", None) if root == "cuda" else None
-    # Objects of cuda.core have a device_id.
-    return Device("cuda", number) if isinstance(number, int) else _device_of_namespace(root, obj)
+    return Device("cuda", number) if isinstance(number, int) else _device_of_namespace(root, obj)  # of cuda.core
 
 
 def _device_of_namespace(root: str, obj: Any) -> Device | None:

@@ -221,9 +221,7 @@ class Registry:
             target, module = known
             source = target.source
             if sys.modules.get(source.package) is module:  # not imported again
-                current = (
-                    target if not source.dtypes.switches or target.has_same_switches() else self.ready(source, kind)
-                )
+                current = target if not source.dtypes.switches or target.is_current() else self.ready(source, kind)
                 if current is not None:
                     return current
         target = self._by_name(to) if kind is None else self._by_type(kind)

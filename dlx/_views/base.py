@@ -481,11 +481,9 @@ class View(Shown):
         return type(self._source).__name__
 
     def __repr__(self) -> str:
-        results = [
-            f"{path_text(self._handler.path([key], 0), '')}: {_format_result(new)}" for key, new in self._list_results()
-        ]
-        more = f", ... {len(results) - 6} more" if len(results) > 6 else ""
-        converted = f"{'; '.join(results[:6])}{more}" if results else "nothing yet"
+        parts = [f"{path_text(self._handler.path([key], 0), '')}: {_format(new)}" for key, new in self._list_results()]
+        more = f", ... {len(parts) - 6} more" if len(parts) > 6 else ""
+        converted = f"{'; '.join(parts[:6])}{more}" if parts else "nothing yet"
         target = self._scope.options.request.target.name
         return f"<lazy {self._kind()}[{self._count()}] -> {target}, converted: {converted}>"
 
@@ -543,7 +541,7 @@ def is_view(obj: Any) -> TypeGuard[View]:
     return issubclass(type(obj), View)
 
 
-def _format_result(new: Any) -> str:
+def _format(new: Any) -> str:
     if is_view(new):
         return f"<lazy {new._kind()}[{new._count()}]>"
     text = " ".join(safe_repr(new, 1000).split())
