@@ -61,7 +61,7 @@ class _Devices(api.Devices):
         runtime = sys.modules["cupy"].cuda.runtime
         try:
             count = runtime.getDeviceCount()
-        except runtime.CUDARuntimeError:  # no driver or no device
+        except runtime.CUDARuntimeError:
             count = 0
         return (sys.modules["cupy"].cuda.Device(number) for number in range(count))
 

@@ -59,7 +59,7 @@ class _DTypes(api.DTypes):
         return None if scalar is None else numpy.dtype(scalar)
 
     def from_native(self, native_dtype: Any) -> api.DType | None:
-        if isinstance(native_dtype, type):  # a scalar type: jax.numpy.float32
+        if isinstance(native_dtype, type):
             native_dtype = sys.modules["jax"].numpy.dtype(native_dtype)
         return super().from_native(native_dtype)
 
@@ -137,7 +137,7 @@ class _Devices(api.Devices):
             return None
         try:
             device = self.find_known(self.find_default())
-        except RuntimeError:  # backend not found
+        except RuntimeError:
             return None
         return device if device is not None and device.type == CUDA else None
 
@@ -146,7 +146,7 @@ class _Devices(api.Devices):
 
     def from_native(self, native_device: Any) -> api.Device:
         devices = getattr(native_device, "device_set", None)
-        if devices is not None:  # a sharding
+        if devices is not None:
             if len(devices) > 1:
                 reason = f"the sharding has {len(devices)} devices, and dlx places an array on one"
                 raise DeviceError(reason, fix="Convert without it, then call jax.device_put(result, sharding).")
@@ -204,7 +204,7 @@ def _find_importer() -> Any:
 def _find_result_handler() -> Any:
     """Return a private function of jax that makes an array uncommitted; None if a probe fails."""
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
-    for options in ((True,), ()):  # before 0.11 there is an argument skip_checks
+    for options in ((True,), ()):  # before 0.11 an argument skips checks
         try:
             make = sys.modules["jaxlib"]._jax.array_result_handler
             array = jax.dlpack.from_dlpack(probe)
@@ -402,7 +402,7 @@ class JaxAdapter(api.Adapter):
             device_types=frozenset(kind for kind, there in places if there),
             layouts=api.Layout.PERMUTED,
             min_alignment=64,
-            keeps_readonly=True,  # jax never writes
+            keeps_readonly=True,
             copies=dict.fromkeys(_COPIED, "copies elements of less than a byte"),
             home=DEVICES.home(),
             subbyte="padded",

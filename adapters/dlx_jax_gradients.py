@@ -154,10 +154,10 @@ class _Trace:
     def __init__(
         self, dtypes: DTypes, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]
     ) -> None:
-        self._dtypes, self.structure = dtypes, structure  # structure of the result
+        self._dtypes, self.structure = dtypes, structure
         self._pull = pull  # tree structure of jax's pullback
         self.slots = slots  # index of each pullback leaf in arrays and results, to avoid storing it twice; or None
-        self.which = which  # whether each result is differentiable
+        self.which = which
         self.own: list[Any] = []  # as `_own` returns, of the results
         self._results = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in results]
 

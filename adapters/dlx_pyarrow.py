@@ -159,7 +159,7 @@ class _ArrayTarget(_Arrow):
         return _ARRAYS
 
     def load(self, tensor: api.Tensor) -> Any:
-        return sys.modules["pyarrow"].array(tensor)  # uses __arrow_c_array__
+        return sys.modules["pyarrow"].array(tensor)
 
 
 class _TensorTarget(_Arrow):

@@ -53,7 +53,7 @@ def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any],
 def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
     """Return a shallow copy with new children."""
     new = old.clone(recurse=False)
-    is_non_tensor = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects
+    is_non_tensor = sys.modules["tensordict"].is_non_tensor
     for key, child in zip(keys or (), children, strict=True):
         if is_non_tensor(old.get(key)):
             new.set_non_tensor(key, child)
@@ -332,7 +332,7 @@ class TorchAdapter(api.Adapter):
         guards=_GUARDS,
         guard_function=_guard_function,
         owner=api.Owner("untyped_storage", "torch.UntypedStorage", "data_ptr", "nbytes", freeze=("resizable", "numpy")),
-        conditions=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers
+        conditions=(("torch.autograd.forward_ad", "_current_level", -1),),
         checked_dtypes=("int8", "uint8"),  # dtypes below 8 bits are exported as these
         describe=_describe_exported,
         ready=_is_materialised,
@@ -465,7 +465,7 @@ class TorchAdapter(api.Adapter):
     def _info(self, obj: Any) -> api.ArrayInfo:
         torch = sys.modules["torch"]
         kind = type(obj)
-        with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
+        with torch._C.DisableTorchFunctionSubclass():
             if torch.nn.parameter.is_lazy(obj):  # all attributes raise
                 return api.ArrayInfo(self.name, api.type_name(kind), device=_device_of(obj), protocols=_protocols(kind))
             strided = obj.layout is torch.strided and not obj.is_nested
@@ -517,7 +517,7 @@ class TorchAdapter(api.Adapter):
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         torch = sys.modules["torch"]
-        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel for it
+        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
             return obj.to(DEVICES.to_native(device))
@@ -563,7 +563,7 @@ def _storage(obj: Any) -> Any:
     """Return a tensor's storage, or None for wrapper subclasses."""
     try:
         return obj.untyped_storage()
-    except RuntimeError as error:  # and NotImplementedError
+    except RuntimeError as error:
         if "Failed to allocate" in str(error):
             raise MemoryError from error
         return None

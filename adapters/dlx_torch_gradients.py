@@ -67,7 +67,6 @@ def _node() -> Any:
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
             ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
-            # torch detects writes to saved tensors.
             ctx.save_for_backward(holder, *tensors, *results)
             ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
             ctx.set_materialize_grads(False)

@@ -322,7 +322,7 @@ def _struct_handler(kind: Any) -> Container:
     def unflatten(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
         new = copy_struct(obj) if new_empty is None else new_empty
         for name, child in zip(keys, children, strict=True):
-            fields[name].__set__(new, child)  # bypasses frozen
+            fields[name].__set__(new, child)
         return new
 
     return _record(flatten, unflatten, copy_struct, frozen)
@@ -344,7 +344,7 @@ def _is_computed(kind: Any, name: str) -> bool:
 def _create_without_init(kind: Any) -> Any:
     try:
         return object.__new__(kind)
-    except TypeError:  # a subclass of a built-in type
+    except TypeError:
         return kind.__new__(kind)
 
 

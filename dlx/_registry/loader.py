@@ -103,7 +103,7 @@ class Loader:
 
     def load_imported(self) -> None:
         """Load the plugins of all imported packages."""
-        for root, plugin in list(self.plugins.items()):  # another thread may be scanning
+        for root, plugin in list(self.plugins.items()):
             if root in sys.modules and not plugin.is_loaded:
                 self.require(root)
 

@@ -149,7 +149,7 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
         found = found if adapter is None else _ARRAYS[adapter]
     except (DlxError, MemoryError):
         raise
-    except Exception:  # its attributes raise
+    except Exception:
         found = _UNKNOWN
     if found.refusal is not None and strict is not None:
         raise found.refusal.error()
@@ -307,6 +307,6 @@ def not_an_array(obj: Any) -> DlxError:
             fix = known.fix or fix
         except MemoryError:
             raise
-        except Exception:  # inspecting the class raises
+        except Exception:
             pass
     return AdapterNotFoundError(reason, source=name, fix=fix)

@@ -74,7 +74,7 @@ def import_known(name: str) -> ModuleType | None:
         import_framework(name, name, install)
     except FrameworkNotInstalledError as error:
         if is_missing(name, error.__cause__):
-            return None  # the package lacks the module
+            return None
         raise
     return sys.modules.get(name)
 

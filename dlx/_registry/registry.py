@@ -33,14 +33,12 @@ from dlx._support.reflect import (
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
-CONVERT_CONTENTS = "Convert an array that it holds."  # fix for an object that is not an array
+CONVERT_CONTENTS = "Convert an array that it holds."
 NOT_INSPECTED = "inspecting its type failed:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 _NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
-_OWN: dict[str, Adapter] = {
-    each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
-}  # targets without a plugin
+_OWN: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
 
 
 class Registry:
@@ -49,7 +47,7 @@ class Registry:
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
         self.generation = 0  # incremented when the caches are cleared
         self._loader = Loader(built_in, self._forget)
-        self._modules: dict[ModuleType, Adapter] = {}  # targets without a plugin
+        self._modules: dict[ModuleType, Adapter] = {}
         self._packages: dict[Adapter, ModuleType] = {}  # the module that each adapter has used
         self._forget()
 
@@ -220,7 +218,7 @@ class Registry:
         if cacheable and (known := targets.get(to)):
             target, module = known
             source = target.source
-            if sys.modules.get(source.package) is module:  # not imported again
+            if sys.modules.get(source.package) is module:
                 current = target if not source.dtypes.switches or target.is_current() else self.ready(source, kind)
                 if current is not None:
                     return current
@@ -301,7 +299,7 @@ class Registry:
                     return made
                 if made is not None:
                     made.switches = switches
-                return self._ready.setdefault(key, made)  # another thread may be faster
+                return self._ready.setdefault(key, made)
             return self._ready[key]
         except (DlxError, MemoryError):
             raise

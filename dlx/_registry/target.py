@@ -48,7 +48,7 @@ class Target:
         if adapter not in self._variants:
             consumer = target_of(adapter, source=self.source)
             assert consumer is not None
-            consumer.name, consumer.arrays = self.name, self.arrays  # the requested target
+            consumer.name, consumer.arrays = self.name, self.arrays
             self._variants[adapter] = consumer
         return self._variants[adapter]
 

@@ -66,8 +66,8 @@ class Options(NamedTuple):
     """The options of a call; calls with equal options share them."""
 
     request: Request
-    create: Callable[[Any, Container, Scope, Path], Any]  # returns the view of a container, or None
-    convert: Callable[[Any, Container | Adapter, Options, Path], Any]  # an array or a whole container
+    create: Callable[[Any, Container, Scope, Path], Any]
+    convert: Callable[[Any, Container | Adapter, Options, Path], Any]
     is_tracing: Callable[[], bool] | None  # `Adapter.is_tracing` of the target
     to: Any = None  # the target of the fast path, without other options
     strict: bool = False
@@ -173,7 +173,7 @@ class Scope:
                         moved.pop(name, None)
 
                 result = ref(new, remove)
-        except TypeError:  # no weak references to the result
+        except TypeError:
             return
         moved[name] = Moved(source, result)
         if self.back is not None:
@@ -291,7 +291,7 @@ class View(Shown):
     _handler: Container
     _scope: Scope
     _path: Path
-    _me: Any  # a weak reference to itself
+    _me: Any
     _is_tracing: Any  # `Adapter.is_tracing` of the target; None before the first read
     _fast: Any  # arguments of `native.convert_slot`; None before the first read, and without a fast path
 
@@ -377,7 +377,7 @@ class View(Shown):
             raise
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
-            if slot[0] is element:  # another thread has converted it
+            if slot[0] is element:
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
@@ -494,7 +494,7 @@ class View(Shown):
         return [(key, slot[1]) for key, slot in list(self._slots.items()) if slot[0] is not slot[1]]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return operator.getitem, ([self.materialize()], 0)  # unpickles as a container
+        return operator.getitem, ([self.materialize()], 0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.materialize(), memo)

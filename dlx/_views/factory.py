@@ -86,7 +86,7 @@ def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container, or None if it cannot have one."""
     kind = type(obj)
     cls: Any = _EXACT.get(kind) if type(kind) is type else None
-    if handler is VIEW:  # a view of the same source
+    if handler is VIEW:
         cls = SequenceView if isinstance(obj, SliceView) else kind
         return cls(obj._source, obj._handler, scope, path)
     if cls is None:
@@ -98,7 +98,7 @@ def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
 
 def _create(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     view = cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
-    if handler.types and handler.elements != "fresh" and cls is not RecordView:  # declared by an adapter
+    if handler.types and handler.elements != "fresh" and cls is not RecordView:
         view._set_reader()
     return view
 

@@ -46,10 +46,10 @@ _NO_REST = _Rest({})
 class Structure:
     """A view without its elements; equal if types and keys are equal."""
 
-    kind: type  # of the container
+    kind: type
     keys: tuple[Any, ...]  # of a mapping; names of a record, indices of a sequence
     rest: _Rest  # other attributes of a record, copied to new ones
-    build: Callable[[list[Any]], Any] = field(compare=False)  # returns the container of elements
+    build: Callable[[list[Any]], Any] = field(compare=False)
 
 
 def structure_of(view: Any) -> tuple[list[Any], Structure]:
@@ -70,7 +70,7 @@ def structure_of(view: Any) -> tuple[list[Any], Structure]:
         rest = {name: value for name, value in iterate_attributes(empty) if name not in names}
     except MemoryError:
         raise
-    except Exception:  # it requires its elements
+    except Exception:
         empty, rest = source, {"": source}
     return elements, Structure(type(source), names, _Rest(rest), lambda new: unflatten(empty, list(names), new, None))
 

@@ -235,8 +235,6 @@ class NamedView(SequenceView[Any]):
             raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
         return self[self._fields.index(name)]
 
-    # A field with the name of a tuple's method takes precedence.
-
     @property
     def index(self) -> Any:
         """The field `index`, else the tuple's method."""
