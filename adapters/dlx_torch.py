@@ -179,13 +179,13 @@ def _current_stream(device: api.Device) -> Any:
 def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which torch uses another framework's stream."""
     cuda, number = sys.modules["torch"].cuda, stream.device.id
-    kept = stream.keep
-    if not isinstance(kept, cuda.Stream):
+    native = stream.keep
+    if not isinstance(native, cuda.Stream):
         default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default stream
-        kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
+        native = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
     # torch also makes the stream's device current; keep the current one for a function's other arrays.
     here = cuda.current_device()
-    with cuda.stream(kept), cuda.device(here):
+    with cuda.stream(native), cuda.device(here):
         yield
 
 
@@ -440,9 +440,9 @@ class TorchAdapter(api.Adapter):
         extent = obj.numel()
         if not extent:
             return None
-        held = 0 if storage is None else storage.nbytes()
+        nbytes = 0 if storage is None else storage.nbytes()
         address = _address(torch, obj)
-        if storage is None or (held and not address):
+        if storage is None or (nbytes and not address):
             if hasattr(obj, "full_tensor"):
                 fix = "Call .to_local() for this process's part, or .full_tensor() to gather all parts."
                 return api.Blocker("it is distributed over several processes", fix)
@@ -456,8 +456,8 @@ class TorchAdapter(api.Adapter):
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
             because = "its conj or neg bit is set and its data is unaligned: torch crashes when it resolves that"
             return api.Blocker(because, "Copy it into aligned memory before taking .conj() or .imag.")
-        if held < needed:
-            found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
+        if nbytes < needed:
+            found = "emptied (resize_(0))" if not nbytes else f"resized to {nbytes} bytes"
             because = f"its storage was {found}, but the tensor needs {needed} bytes"
             return api.Blocker(because, "Convert it before it is resized.", also_blocks=("copy",))  # torch would crash
         return None

@@ -126,9 +126,9 @@ def _eval_shape(dtypes: DTypes, function: Any, specs: Any) -> Any:
     results = None
     if any(each() is not None for each in references):
         gc.collect()
-    kept = [tensor for each in references if (tensor := each()) is not None]
-    if kept:
-        keeper, tensor = next(((name, each) for each in kept if (name := _keeper(each))), ("", kept[0]))
+    leaked = [tensor for each in references if (tensor := each()) is not None]
+    if leaked:
+        keeper, tensor = next(((name, each) for each in leaked if (name := _keeper(each))), ("", leaked[0]))
         shown = f"{dtypes.from_native(tensor.dtype)}{list(tensor.shape)}"
         raise ConversionError(
             f"the function keeps a tensor of its trial run, which has no data ({shown}{keeper})",

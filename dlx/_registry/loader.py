@@ -141,11 +141,11 @@ class Loader:
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:
         """Refuse a plugin that claims a name or type of another one; the first or the built-in one keeps it."""
-        taken = {claim: other for other in self.list_plugins() for claim in _claims(other.adapters)}
-        for claim in sorted(_claims(adapters) & taken.keys()):
+        owners = {claim: other for other in self.list_plugins() for claim in _claims(other.adapters)}
+        for claim in sorted(_claims(adapters) & owners.keys()):
             if plugin.distribution != OURS:
-                raise _conflict(taken[claim], plugin, claim)
-            other = taken[claim]
+                raise _conflict(owners[claim], plugin, claim)
+            other = owners[claim]
             other.broken, other.adapters = _conflict(plugin, other, claim), ()
 
 

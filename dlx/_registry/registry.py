@@ -281,9 +281,9 @@ class Registry:
         if module is None or not callable(getattr(module, "from_dlpack", None)):
             return None
         if module not in self._modules:
-            made = modules.probe_module(module, generic.DLPACK)
-            known = self.owner(made.kind)  # a module around a framework: array_api_compat.torch
-            self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
+            created = modules.probe_module(module, generic.DLPACK)
+            known = self.owner(created.kind)  # a module around a framework: array_api_compat.torch
+            self._modules.setdefault(module, created if known is None or self.ready(known) is None else known)
             self._forget()
         return self.ready(self._modules[module])
 
@@ -294,12 +294,12 @@ class Registry:
             switches = switches_of(adapter)
             key = adapter, kind, switches
             if key not in self._ready:
-                made = target_of(adapter, kind)
+                created = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has changed them
-                    return made
-                if made is not None:
-                    made.switches = switches
-                return self._ready.setdefault(key, made)
+                    return created
+                if created is not None:
+                    created.switches = switches
+                return self._ready.setdefault(key, created)
             return self._ready[key]
         except (DlxError, MemoryError):
             raise
