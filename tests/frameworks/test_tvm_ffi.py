@@ -181,7 +181,7 @@ for gone in (moved, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)):
         try:
             dlx.convert(gone, to=target)
         except (errors.LayoutError, errors.FrameworkNotInstalledError) as error:
-            assert target == "numpy" or "has no handle" in error.reason
+            assert target == "numpy" or "it has no handle" in error.reason
             assert str(dlx.plan(gone, to=target).error) == str(error)
         else:
             raise AssertionError
