@@ -32,8 +32,8 @@ def where(names, *, quick):
     for _ in range(rounds):
         for name, change in variants.items():
             with _change_adapter(change):
-                for code, taken in round_robin(CODES, names, seconds=0.001, rounds=3).items():
-                    times[name, code].append(min(taken))
+                for code, ns in round_robin(CODES, names, seconds=0.001, rounds=3).items():
+                    times[name, code].append(min(ns))
     least = {name: {code: min(times[name, code]) for code in CODES} for name in variants}
     print(
         f"\nWhere the time goes, ns: with everything, and the difference without one part; minimum of {rounds} rounds"
