@@ -133,12 +133,12 @@ static PyCFunction function_of(PyObject* descriptor) {
   return NULL;
 }
 
-/* create_floor(give, take, guards, function, switches, owner): a function of one array, never
+/* create_floor(give, take, guards, guard_function, switches, owner): a function of one array, never
  * freed. */
 static PyObject* create_floor(PyObject* module, PyObject* args) {
-  PyObject *give, *take, *guards, *function, *switches, *owner;
+  PyObject *give, *take, *guards, *guard_function, *switches, *owner;
   route r = {0};
-  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &function,
+  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &guard_function,
                         &PyTuple_Type, &switches, &owner))
     return NULL;
   if (PyTuple_GET_SIZE(guards) > MOST || PyTuple_GET_SIZE(switches) > MOST) {
@@ -149,8 +149,9 @@ static PyObject* create_floor(PyObject* module, PyObject* args) {
   if (r.give == NULL) return NULL;
   if (take != Py_None && (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
     return NULL;
-  if (function != Py_None) {
-    r.guard_function = (dlx_guard_function)PyCapsule_GetPointer(function, "dlx_guard_function");
+  if (guard_function != Py_None) {
+    r.guard_function =
+        (dlx_guard_function)PyCapsule_GetPointer(guard_function, "dlx_guard_function");
     if (r.guard_function == NULL) return NULL;
   }
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;

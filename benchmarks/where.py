@@ -22,10 +22,10 @@ def where(names, *, quick):
         "": {},
         "resizable()": _without("resizable"),
         "resizable() and the storage object": owner | _without("resizable"),
-        "the look at forward-mode AD": {"switches": ()},
+        "the look at forward-mode AD": {"conditions": ()},
         "the guards in C": {"guard_function": lambda: (None, ANSWERED)},
         "the guards in C, asked through Python": {"guard_function": lambda: None},
-        "all of these": owner | {"guards": (), "switches": (), "guard_function": lambda: (None, ANSWERED)},
+        "all of these": owner | {"guards": (), "conditions": (), "guard_function": lambda: (None, ANSWERED)},
     }
     rounds = 7 if quick else 40
     times = {(name, code): [] for name in variants for code in CODES}

@@ -1,5 +1,5 @@
-/* Entry points that frameworks linked to libcuda.so.1 need in addition to fake_cuda.c, which is
- * compiled with this file; dlx never calls them. Kernels do nothing. */
+/* Entry points that frameworks need from libcuda.so.1 and dlx never calls, compiled together with
+ * fake_cuda.c. Kernels do nothing. */
 
 #define _GNU_SOURCE
 

@@ -1,5 +1,6 @@
-/* Make one of the allocations through Python's allocators fail, for the tests. An allocation whose
- * callers are known to crash is spared: two consecutive callers match one of the given pairs. */
+/* Makes one allocation of Python's allocators fail, for the tests. Allocations whose callers cannot
+ * handle a failure succeed: those with two consecutive callers that match a given
+ * pair. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,13 +10,12 @@
 
 enum { DOMAINS = 3, DEPTH = 12 };
 static PyMemAllocatorEx own[DOMAINS];
-static const char* const*
-    spared; /* words of a function or library and of its caller; NULL at the end */
+static const char* const* spared; /* names of a function or library and its caller; NULL ends */
 static PyCFunction extend;
-static long until;  /* allocations up to the one that fails; 0 = it is over */
-static int outcome; /* 1 = it failed, 2 = it was spared, 3 = it failed in an extension of dlx */
+static long until;  /* allocations before the failure; 0 = finished */
+static int outcome; /* 1 = failed, 2 = spared, 3 = failed in an extension of dlx */
 
-/* Decide about this allocation by its callers. list.extend has no name: it keeps its argument. */
+/* Decide about this allocation by its callers. list.extend has no symbol: it keeps its argument. */
 static int decide(void) {
   void* callers[DEPTH];
   int n = backtrace(callers, DEPTH), spares = 0, ours = 0, evaluates = 0;
@@ -23,8 +23,8 @@ static int decide(void) {
   char** names = backtrace_symbols(callers, n);
   for (int i = 0; names && i + 1 < n; i++) {
     if (strstr(names[i], "/dlx/_ffi.") || strstr(names[i], "/_dlx_")) {
-      ours = !evaluates; /* the evaluator allocates frames for itself */
-      break;             /* its callers do not matter */
+      ours = !evaluates; /* the evaluator allocates its own frames */
+      break;             /* outer callers do not matter */
     }
     evaluates |= strstr(names[i], "_PyEval_EvalFrameDefault") != NULL;
     for (const char* const* pair = spared; *pair; pair += 2)
@@ -78,7 +78,7 @@ void failing_start(long number, const char* const* pairs) {
   until = number;
 }
 
-/* Return the outcome: 0 = not reached. */
+/* Return the outcome; 0 = not reached. */
 int failing_stop(void) {
   until = 0;
   for (int i = 0; i < DOMAINS; i++) PyMem_SetAllocator((PyMemAllocatorDomain)i, &own[i]);

@@ -1,11 +1,11 @@
-/* A CUDA driver for machines without one. Addresses of device memory are invalid on the host: an
- * access crashes, as with a real device; their contents are stored elsewhere. Copies run at once,
- * but the driver tracks the freedom of a real device: every stream and every host thread has a
- * vector clock, so that the driver knows whether one access happens before another or races with
- * it. It records every call, implements contexts, events, memory pools, host functions and graph
- * captures by the rules of cuda.h 13.0, and fails on demand. Rules from another source name it.
+/* A CUDA driver for machines without one. Its device addresses are not valid on the host: an access
+ * crashes, as with a real device; the contents are stored elsewhere. Copies run immediately, but
+ * the driver tracks the order that a real device would guarantee: each stream and host thread has a
+ * vector clock that shows whether one access happens before another, or races with it. It records
+ * every call, follows contexts, events, memory pools, host functions and graph captures by the
+ * rules of cuda.h 13.0 (comments name other sources), and fails on demand.
  *
- * dlx finds it through DLX_CUDA_DRIVER; tests control it through the fake_ functions. */
+ * dlx finds it through DLX_CUDA_DRIVER; tests control it with the fake_ functions. */
 
 #define _GNU_SOURCE
 
@@ -21,16 +21,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* More than any test needs; only used parts of these tables take memory. */
+/* More than any test creates; only used entries take memory. */
 enum {
   ACTORS = 1 << 18,
   DEVICES = 4,
-  CONTEXTS = 64, /* the first of them are the primary ones */
+  CONTEXTS = 64, /* the first ones are primary */
   STREAMS = 1 << 17,
   BLOCKS = 1 << 18,
   EVENTS = 1 << 16,
   CAPTURES = 1 << 16,
-  POOLS = 64 /* the first of them are the devices' own */
+  POOLS = 64 /* the first ones are the devices' default pools */
 };
 enum { ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CONTEXT_IS_DESTROYED = 709 };
 enum { GLOBAL_MODE = 0, LOCAL_MODE = 1, RELAXED = 2 };
@@ -38,7 +38,7 @@ enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };
 enum { HOST = 1, DEVICE = 2, MANAGED = 3 };
 enum { NEVER = UINT32_MAX };
 
-typedef struct { /* known entries; the others are 0 */
+typedef struct { /* as many as are known; the others are 0 */
   uint32_t* at;
   int n;
 } clocks;
@@ -49,8 +49,8 @@ typedef struct {
 
 typedef struct {
   int used, alive, context, device, blocking, actor, capture;
-  int running;   /* running host functions */
-  uint32_t done; /* finished operations; NEVER = all of them, at once */
+  int running;   /* unfinished host functions */
+  uint32_t done; /* of its own operations; NEVER = all of them, immediately */
 } stream;
 
 typedef struct {
@@ -59,7 +59,7 @@ typedef struct {
 } event;
 
 typedef struct {
-  int used, device, seen_by; /* a bit for each device with access to its memory */
+  int used, device, seen_by; /* a bit for each device that may access its memory */
   uint64_t threshold;
   size_t reserved, reserved_high, taken, taken_high;
 } pool;
@@ -72,12 +72,12 @@ typedef struct {
 typedef struct {
   char *low, *high;
   int device, kind, alive;
-  int context;       /* the memory ends with it; -1 = none */
-  int pool;          /* -1 = none */
-  int spare;         /* it is free, and its pool keeps it */
-  size_t room;       /* bytes that the pool took from the system */
-  clocks given_back; /* time of the return, for the pool */
-  char* held;        /* contents of device memory; NULL if the host can read `low` */
+  int context;       /* that owns the memory; -1 = no context */
+  int pool;          /* -1 = not from a pool */
+  int spare;         /* free, but kept by its pool */
+  size_t room;       /* that the pool allocated from the system */
+  clocks given_back; /* for the pool */
+  char* held;        /* contents of device memory; NULL if the host may access `low` */
 } block;
 
 typedef struct {
@@ -91,7 +91,7 @@ static clocks now[ACTORS];
 static int n_actors, n_devices = 2, initialised, ended, has_pools = 1, has_peers;
 static pid_t pid;
 static stream streams[STREAMS];
-static int legacy[CONTEXTS]; /* index into streams, 0 = not created yet */
+static int legacy[CONTEXTS]; /* index into streams, 0 = not created */
 static event events[EVENTS];
 static capture captures[CAPTURES];
 static int n_captures = 1;
@@ -101,11 +101,11 @@ static size_t n_accesses, room;
 static context contexts[CONTEXTS] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
 static int retained[DEVICES], n_contexts = DEVICES;
 static pool pools[POOLS];
-static int n_pools, pool_of[DEVICES];    /* pools of cuMemAllocAsync */
-static int peers[CONTEXTS];              /* a bit for each device whose memory a context sees */
-static int broken;                       /* error of every call until the process ends */
-static long mapped, returned, sizes[64]; /* copies by the number of bits of their size */
-static int n_streams = 1, n_blocks, n_events; /* numbers of used entries; stream 0 does not exist */
+static int n_pools, pool_of[DEVICES]; /* used by cuMemAllocAsync */
+static int peers[CONTEXTS];           /* a bit for each device whose memory a context can access */
+static int broken;                    /* every call fails with this until the process ends */
+static long mapped, returned, sizes[64];      /* copies by the number of bits of their size */
+static int n_streams = 1, n_blocks, n_events; /* entries that were ever used; 0 is not a stream */
 static long races, misuses, syncs, blocked;
 static char report[4096];
 
@@ -117,22 +117,21 @@ static __thread int in_host_function;
 
 static void refresh(void);
 
-/* ---- the log ----------------------------------------------------------------------------------
- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static struct {
   const char* name;
-  long count, held; /* `held` of them with the GIL */
+  long count, held; /* `held`: with the GIL */
 } calls[128];
 static char *text, fail_name[64], hold_name[64];
-static int holding; /* 1 = the next call of that name will wait, 2 = it waits */
+static int holding; /* 1 = the next call of that name must wait, 2 = it waits */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static size_t text_used, text_room;
 static int fail_code, fail_after;
-static long fail_number; /* of future calls, of any name */
+static long fail_number; /* counts all later calls, by any name */
 static int number_code;
 static char number_name[64];
-static __thread int inner; /* depth of entry points that call others, which are not recorded */
+static __thread int inner; /* an entry point called by another one */
 
 static void note(const char* format, ...) {
   char line[256];
@@ -154,7 +153,7 @@ static void complain(const char* format, ...) {
   va_end(values);
 }
 
-/* Return whether the calling thread holds the GIL; 0 in a process without Python. */
+/* Return 1 if this thread holds the GIL; 0 in a process without Python. */
 static int has_gil(void) {
   static int (*check)(void);
   static int looked;
@@ -163,12 +162,12 @@ static int has_gil(void) {
   return check && check();
 }
 
-/* Wait for a change with the lock released. Return 0 on timeout. */
+/* Wait for a change without the lock. Returns 0 after the timeout. */
 static int wait_a_while(const struct timespec* end) {
   return pthread_cond_timedwait(&changed, &lock, end) == 0;
 }
 
-/* Seconds after which a wait counts as a deadlock. */
+/* Seconds after which a wait counts as endless. */
 static int patience(void) {
   const char* wanted = getenv("FAKE_CUDA_PATIENCE");
   return wanted ? atoi(wanted) : 10;
@@ -201,7 +200,7 @@ static int is_sticky(int code) {
   return code == ILLEGAL_ADDRESS || code == LAUNCH_FAILED;
 }
 
-/* Record a call. Return its error code, or 0. */
+/* Record a call. Returns the code that it must fail with, or 0. */
 static int enter(const char* name) {
   refresh();
   if (ended) {
@@ -263,22 +262,21 @@ static int enter(const char* name) {
     return left;                 \
   } while (0)
 
-/* ---- clocks ------------------------------------------------------------------------------------
- */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
-/* Abort instead of overwriting entries. */
+/* Report a full table. */
 static void full(const char* what) {
   fprintf(stderr, "fake_cuda: no room for more %s\n", what);
   abort();
 }
 
 static int new_actor(void) {
-  if (n_actors == 0) n_actors = 1; /* 0 is unused */
+  if (n_actors == 0) n_actors = 1; /* 0 means no actor */
   if (n_actors == ACTORS) full("streams and threads");
   return n_actors++;
 }
 
-/* A thread's number is invalid after fake_reset. */
+/* Discard a thread's state from before fake_reset. */
 static void refresh(void) {
   if (my_generation == generation) return;
   my_generation = generation;
@@ -322,7 +320,7 @@ static void join(clocks* into, const clocks* from) {
     if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
 }
 
-/* Return whether the second clock includes the first. */
+/* Return 1 if `to` knows everything in `what`. */
 static int is_known(const clocks* what, const clocks* to) {
   for (int i = 0; i < what->n; i++)
     if (what->at[i] > get(to, i)) return 0;
@@ -336,7 +334,7 @@ static int new_stream(int where, int blocking) {
   return n_streams++;
 }
 
-/* Return the current context of this thread, or -1; and its device. */
+/* This thread's current context, -1 = none; its device. */
 static int here(void) {
   return depth ? stack[depth - 1] : -1;
 }
@@ -356,7 +354,7 @@ static int context_of(const void* handle) {
   return found >= contexts && found < contexts + n_contexts ? (int)(found - contexts) : -1;
 }
 
-/* Return the stream of a handle, or 0. Default streams belong to a context. */
+/* Return the stream of a handle, 0 = unknown. Default streams belong to a context. */
 static int resolve(uint64_t handle, int where) {
   refresh();
   if (handle <= 1) {
@@ -379,7 +377,7 @@ static int resolve(uint64_t handle, int where) {
   return 0;
 }
 
-/* Apply the legacy stream's rules to a stream's clock. */
+/* Add what a stream waits for by the rules of the legacy stream. */
 static void join_others(int s, clocks* into) {
   int where = streams[s].context;
   if (s == legacy[where]) {
@@ -391,7 +389,7 @@ static void join_others(int s, clocks* into) {
   }
 }
 
-/* Add an operation to a stream, ordered after the host's clock and by those rules. */
+/* Add an operation to a stream: after everything that the host knows, and those rules. */
 static clocks* step(int s) {
   clocks* mine = &now[streams[s].actor];
   join(mine, &now[host()]);
@@ -406,7 +404,7 @@ static int is_complete(const clocks* when) {
   return 1;
 }
 
-/* Format for the log: s3 is a stream; a host thread has no number. */
+/* As in the log: s3 is a stream; host threads have no number. */
 static const char* name_of(int actor, char* room) {
   int i = 1;
   while (i < n_streams && !(streams[i].used && streams[i].actor == actor)) i++;
@@ -449,9 +447,9 @@ static void use_memory(int s, void* address, size_t n, int write) {
   touch(streams[s].actor, address, n, write);
 }
 
-/* Return whether a device's kernels may access memory: their own device's, that of a pool with
- * access (cuMemPoolSetAccess), or that of a device whose memory the context can access
- * (cuCtxEnablePeerAccess, which does not affect pools). */
+/* Return 1 if a device's kernels may access memory: its own, a pool's that allows it
+ * (cuMemPoolSetAccess), or that of a device that its context has access to (cuCtxEnablePeerAccess,
+ * which does not apply to pools). */
 static int is_visible(const block* b, int where) {
   int device = contexts[where].device;
   if (b == NULL || b->kind != DEVICE || b->device == device) return 1;
@@ -481,7 +479,7 @@ static uint64_t new_block(int device, size_t n, int kind) {
   return (uint64_t)(uintptr_t)low;
 }
 
-/* Return the storage of the bytes at an address. */
+/* Return the contents of an address. */
 static char* bytes_of(const void* address) {
   block* b = find_block(address);
   return b && b->held ? b->held + ((char*)address - b->low) : (char*)address;
@@ -497,8 +495,7 @@ static void drop_blocks(void) {
   n_blocks = 0;
 }
 
-/* ---- captures ---------------------------------------------------------------------------------
- */
+/* ---- captures -------------------------------------------------------------------------------- */
 
 static int capture_state(int s) {
   return streams[s].capture ? captures[streams[s].capture].state : NONE;
@@ -508,7 +505,7 @@ static void invalidate(int s) {
   if (streams[s].capture) captures[streams[s].capture].state = INVALIDATED;
 }
 
-/* Return whether `s` is the legacy stream, and a stream that it would wait for captures. */
+/* The legacy stream, while a stream that it would wait for captures. */
 static int is_implicit(int s, int breaks) {
   int where = streams[s].context, found = 0;
   if (s != legacy[where]) return 0;
@@ -521,7 +518,7 @@ static int is_implicit(int s, int breaks) {
   return found;
 }
 
-/* Calls that a capture forbids on its own thread, or in the strictest mode on all threads. */
+/* Calls that a capture forbids on its thread, or in the strictest mode on all threads. */
 static int is_unsafe(void) {
   int found = 0;
   if (thread_mode == RELAXED) return 0;
@@ -539,8 +536,7 @@ static int is_unsafe(void) {
 
 #include "fake_pools.h"
 
-/* ---- the driver's entry points ----------------------------------------------------------------
- */
+/* ---- the driver's entry points --------------------------------------------------------------- */
 
 static void at_end(void) {
   ended = 1;
@@ -559,7 +555,7 @@ int cuInit(unsigned flags) {
   if (n_devices == 0) LEAVE(100);
   if (!initialised) {
     atexit(at_end);
-    make_pools(); /* later calls find them unchanged */
+    make_pools(); /* so that later threads find them complete */
   }
   initialised = 1;
   pid = getpid();
@@ -629,7 +625,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   LEAVE(0);
 }
 
-/* Creating a context allocates device memory, so a capture forbids it. */
+/* Creating a context allocates on the device, which a capture forbids. */
 int cuDevicePrimaryCtxRetain(void** made, int device) {
   ENTER("cuDevicePrimaryCtxRetain");
   note("cuDevicePrimaryCtxRetain %d\n", device);
@@ -669,7 +665,7 @@ int cuCtxGetDevice(int* device) {
   LEAVE(depth ? 0 : 201);
 }
 
-/* Replace the top of this thread's stack; NULL removes it. */
+/* Replaces the top of this thread's stack; NULL pops it. */
 int cuCtxSetCurrent(void* context) {
   ENTER("cuCtxSetCurrent");
   int where = context_of(context);
@@ -760,7 +756,7 @@ int cuCtxSynchronize(void) {
   LEAVE(0);
 }
 
-/* Work on the stream continues to its end. */
+/* Its work still finishes. */
 int cuStreamDestroy_v2(uint64_t handle) {
   STREAM_ENTER("cuStreamDestroy", handle);
   if (handle <= 2) LEAVE(400);
@@ -781,7 +777,7 @@ int cuStreamQuery(uint64_t handle) {
     LEAVE(900);
   }
   if (is_implicit(s, 1)) LEAVE(906);
-  /* A query ignores other streams, also for the legacy stream, which only orders later work. */
+  /* A query ignores other streams, even on the legacy stream: it only orders new work. */
   if (!is_complete(&now[streams[s].actor])) LEAVE(600);
   join(&now[host()], &now[streams[s].actor]);
   LEAVE(0);
@@ -838,7 +834,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 int cuEventCreate(event** made, unsigned flags) {
   ENTER("cuEventCreate");
   if ((code = context_error())) LEAVE(code);
-  if (flags != 2) misuses++; /* timing would be slow */
+  if (flags != 2) misuses++; /* an event with timing would be slow */
   int i = 0;
   while (i < n_events && events[i].used) i++;
   if (i == EVENTS) full("events");
@@ -866,7 +862,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   LEAVE(0);
 }
 
-/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; drivers need not return it. */
+/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; it is unclear which drivers return it. */
 #define CONTEXT_NEEDED                                 \
   if (depth == 0) {                                    \
     misuses++;                                         \
@@ -875,7 +871,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   }                                                    \
   if ((code = context_error())) LEAVE(code);
 
-/* Return whether an event, or its context, was destroyed. */
+/* The event or its context was destroyed. */
 static int is_dead(const event* e) {
   if (e->alive) return 0;
   misuses++;
@@ -968,9 +964,10 @@ static int is_paged(uint64_t to, uint64_t from) {
   return find_block((void*)(uintptr_t)to) == NULL || find_block((void*)(uintptr_t)from) == NULL;
 }
 
-/* A plain copy between devices is valid for memory of cuMemAlloc, and for memory that the current
+/* A plain copy between devices works for memory of cuMemAlloc, and for memory that the current
  * context can access; "when p2p is not enabled, only cudaMemcpyPeerAsync correctly handles memory
- * not allocated via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Return 1 otherwise. */
+ * not allocated via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Returns 1 for other
+ * memory. */
 static int is_hidden(uint64_t to, uint64_t from) {
   const block *target = find_block((void*)(uintptr_t)to),
               *source = find_block((void*)(uintptr_t)from);
@@ -983,7 +980,7 @@ static int is_hidden(uint64_t to, uint64_t from) {
   return hidden;
 }
 
-/* Copies are counted by the number of bits of their size. */
+/* Count copies by the number of bits of their size. */
 static void count_copy(size_t n) {
   int bits = 0;
   while (n >> bits) bits++;
@@ -993,8 +990,8 @@ static void count_copy(size_t n) {
 /* "A copy (in the implicit NULL stream) between the memories of two different devices does not
  * start until all commands previously issued to either device have completed and runs to completion
  * before any commands issued after the copy to either device can start" (CUDA programming guide,
- * peer-to-peer memory copy). This applies in both directions, to a stream that represents the other
- * device. */
+ * peer-to-peer memory copy). In both directions, for the other device's stream that represents all
+ * its streams. */
 static void join_devices(int s, uint64_t to, uint64_t from) {
   const block* sides[] = {find_block((void*)(uintptr_t)to), find_block((void*)(uintptr_t)from)};
   if (s != legacy[streams[s].context] || !sides[0] || !sides[1] ||
@@ -1082,8 +1079,7 @@ int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
   LEAVE(0);
 }
 
-/* ---- functions for tests ----------------------------------------------------------------------
- */
+/* ---- functions for tests --------------------------------------------------------------------- */
 
 #define TEST(type, expression) \
   pthread_mutex_lock(&lock);   \
@@ -1098,7 +1094,7 @@ long fake_calls(const char* name) {
   return sum;
 }
 
-/* Return the number of calls on threads with the GIL. */
+/* Calls by a thread that held the GIL. */
 long fake_held(const char* name) {
   long sum = 0;
   for (int i = 0; i < 128 && calls[i].name; i++)
@@ -1106,7 +1102,7 @@ long fake_held(const char* name) {
   return sum;
 }
 
-/* Return the number of copies below a power of two in bytes; 0 = all copies. */
+/* Copies of fewer bytes than a power of two; 0 = all copies. */
 long fake_copies(size_t below) {
   long sum = 0;
   for (int bits = 0; bits < 64; bits++)
@@ -1114,7 +1110,7 @@ long fake_copies(size_t below) {
   return sum;
 }
 
-/* Return how often pools took memory from the system and returned it. */
+/* How often a pool took memory from the system, and returned it. */
 long fake_mapped(void) {
   return mapped;
 }
@@ -1135,7 +1131,7 @@ void fake_forget(void) {
   if (text) *text = 0;
 }
 
-/* Reset everything, with this number of devices. No earlier object may be in use. */
+/* Start again with this many devices. No earlier object may be in use. */
 void fake_reset(int devices) {
   generation++;
   n_devices = devices;
@@ -1166,7 +1162,7 @@ void fake_reset(int devices) {
   fake_forget();
 }
 
-/* Finish and synchronize all work, between tests that share the driver. */
+/* Finish all work, and make it known to all: between tests that share the driver. */
 void fake_settle(void) {
   pthread_mutex_lock(&lock);
   n_accesses = 0;
@@ -1181,13 +1177,13 @@ void fake_set_peers(int yes) {
   has_peers = yes;
 }
 
-/* Clear a sticky error, like a new process. */
+/* Clear a sticky error, as a new process would. */
 void fake_mend(void) {
   broken = fail_code = 0;
   fail_number = 0;
 }
 
-/* Make the next call of a name wait in the driver until it is released. */
+/* Make the next call of a name wait in the driver. */
 void fake_hold(const char* name) {
   pthread_mutex_lock(&lock);
   snprintf(hold_name, sizeof hold_name, "%s", name);
@@ -1195,7 +1191,7 @@ void fake_hold(const char* name) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Return 1 when it waits, 0 after a timeout in seconds. */
+/* Returns 1 when it waits, 0 after so many seconds. */
 int fake_is_held(int seconds) {
   struct timespec end = after_seconds(seconds);
   pthread_mutex_lock(&lock);
@@ -1255,14 +1251,14 @@ void fake_fail(const char* name, int code, int after) {
   fail_after = after;
 }
 
-/* Make the call of this number fail; 1 = the next one, of any name. */
+/* Make the call with this number fail, 1 = the next one, by any name. */
 void fake_fail_number(long number, int code) {
   *number_name = 0;
   fail_number = number;
   number_code = code;
 }
 
-/* Return the name of that call; "" = not reached. */
+/* The name of that call, "" = not yet. */
 const char* fake_failed_call(void) {
   return number_name;
 }
@@ -1283,7 +1279,7 @@ uint64_t fake_stream(int device, int blocking) {
   TEST(uint64_t, (uint64_t)(uintptr_t)&streams[new_stream(device, blocking)]);
 }
 
-/* Return the stream's number in the log: 3 for s3. */
+/* As in the log: 3 for s3. */
 int fake_number(int device, uint64_t handle) {
   TEST(int, resolve(handle, device));
 }
@@ -1297,7 +1293,7 @@ uint64_t fake_alloc(int device, size_t n, int kind) {
   TEST(uint64_t, new_block(device, n, kind));
 }
 
-/* Read, or write, the bytes that a kernel would see. */
+/* Read or write device memory like a kernel. */
 void fake_peek(uint64_t address, size_t n, void* out) {
   memcpy(out, bytes_of((void*)(uintptr_t)address), n);
 }
@@ -1317,7 +1313,7 @@ int fake_is_alive(uint64_t address) {
 
 enum { WRITES = 1, COPIES = 2 };
 
-/* Run a kernel that reads or writes memory, or a copy, which can access all devices; 1 = a race. */
+/* A kernel that reads or writes memory, or a copy, which can access all devices; 1 = it races. */
 int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
@@ -1330,7 +1326,7 @@ int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how
   return raced;
 }
 
-/* The same on this host thread. */
+/* The same by this host thread. */
 int fake_host_access(uint64_t address, size_t n, int write) {
   pthread_mutex_lock(&lock);
   tick(&now[host()], host());
@@ -1339,7 +1335,7 @@ int fake_host_access(uint64_t address, size_t n, int write) {
   return raced;
 }
 
-/* Block new work on the stream until it is resumed. */
+/* Later work on the stream does not finish until it is resumed. */
 void fake_stall(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
@@ -1363,7 +1359,7 @@ void fake_capture(int device, uint64_t handle, int mode) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Return 0, 901 if the capture was broken, 904 if other streams joined it. */
+/* Returns 0, 901 = the capture was invalidated, 904 = other streams have joined it. */
 int fake_capture_end(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device), c = streams[s].capture, answer = 0;

@@ -1,10 +1,10 @@
-/* The pure core's shared state, used by several threads at once, for ThreadSanitizer.
+/* Uses the pure core's shared state from several threads: for ThreadSanitizer.
  *
  *     DLX_CUDA_DRIVER=RECORDING_DRIVER threads_core ROUNDS
  *
- * Threads pass tensors, their further holders and readiness events through boxes, so that any
- * thread may release them. Threads start and end, which the live count must follow. Without a
- * driver no CUDA function is called. tests/reliability/test_threads_core.py builds and runs it. */
+ * Threads pass tensors, their holders and readiness events through boxes, so that any thread may
+ * release them. Threads start and end, and the live count must stay correct. Without a driver it
+ * calls nothing of CUDA. tests/reliability/test_threads_core.py builds and runs this. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -26,12 +26,12 @@ _Noreturn static void broken(const char* condition, int line) {
 
 enum { THREADS = 4, BOXES = 16, GENERATIONS = 5, DEVICES = 2, FLOATS = 96 };
 
-/* Relaxed: they must not order threads in place of dlx. */
+/* Relaxed, because they must not order the threads for dlx. */
 static atomic_long owners, released;
 
 static void release_owner(void* owner) {
   int* count = owner;
-  HOLDS(*count == 1); /* once */
+  HOLDS(*count == 1); /* released once */
   *count = 0;
   free(count);
   atomic_fetch_add_explicit(&released, 1, memory_order_relaxed);
@@ -55,7 +55,7 @@ static uint32_t below(worker* w, uint32_t limit) { /* xorshift64* */
   return (uint32_t)(w->state * 0x2545F4914F6CDD1Du >> 32) % limit;
 }
 
-/* Put a thing into a box; the caller owns its previous contents. */
+/* A box passes a pointer on; the caller gets the previous one. */
 typedef _Atomic(void*) box;
 
 static void* pass(worker* w, box* boxes, void* thing) {
@@ -82,7 +82,7 @@ static DLManagedTensorVersioned* made(worker* w) {
   return tensor;
 }
 
-/* A consumer that fails: it releases its count before, or later on any thread. */
+/* A failing consumer may have released its count, or may do so later, on any thread. */
 static void fail(worker* w) {
   DLManagedTensorVersioned *tensor = made(w), *before;
   dlx_managed_hold(tensor);
@@ -120,7 +120,7 @@ static void use_tensors(worker* w) {
   if (below(w, 16) == 0) HOLDS(dlx_live() >= 0);
 }
 
-/* Make two copies at once of memory that others read, in several threads if there are cores. */
+/* Two concurrent copies of shared memory, each with several threads if there are cores. */
 static void copy_large(const DLManagedTensorVersioned* from) {
   DLManagedTensorVersioned* to;
   HOLDS(dlx_managed_empty(&from->dl_tensor, 0, 0, &to) == DLX_OK);
@@ -139,7 +139,7 @@ static DLManagedTensorVersioned* on_device(int32_t device) {
   int64_t shape[] = {FLOATS};
   DLTensor like = {.ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = shape};
   DLManagedTensorVersioned* fresh;
-  like.data = memory; /* any valid address */
+  like.data = memory; /* any address passes the check */
   HOLDS(dlx_cuda_empty(&like, 0, 0, device, &fresh) == DLX_OK);
   return fresh;
 }
@@ -221,9 +221,9 @@ static void use_cuda(worker* w) {
   }
 }
 
-/* ---- the run --------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
-static const DLManagedTensorVersioned* transposed; /* read by all */
+static const DLManagedTensorVersioned* transposed; /* shared by all threads */
 static int has_cuda;
 
 static void* tensors_only(void* argument) {
@@ -255,7 +255,7 @@ static void run(void* (*what)(void*), int generation, int rounds) {
 }
 
 static DLManagedTensorVersioned* large(void) {
-  enum { SIDE = 1450 }; /* 8 MiB: in several threads */
+  enum { SIDE = 1450 }; /* 8 MiB: several threads */
   int64_t shape[] = {SIDE, SIDE}, strides[] = {1, SIDE};
   DLManagedTensorVersioned *memory_of, *view;
   DLTensor like = {.device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = shape};

@@ -1,7 +1,7 @@
-/* Count the threads that a process starts, and record the signals of the last one. It is preloaded,
- * so that its pthread_create is found first. */
+/* Counts the threads that a process starts, and records the signals that the last one blocks.
+ * Preloaded, so that its pthread_create is found first. */
 
-#define _GNU_SOURCE /* RTLD_NEXT */
+#define _GNU_SOURCE /* for RTLD_NEXT */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 typedef int (*creator)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
 
 static int started;
-static sigset_t blocked; /* a thread inherits its creator's mask */
+static sigset_t blocked; /* a new thread inherits its creator's mask */
 
 int threads_started(void) {
   return __atomic_load_n(&started, __ATOMIC_RELAXED);

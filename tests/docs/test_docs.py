@@ -254,7 +254,7 @@ def test_contributing_lists_the_targets_of_make():
 
 def test_contributing_maps_the_packages_as_their_docstrings_do():
     """The rows are the output of `python docs/tools/structure.py map`."""
-    assert structure.package_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert structure.format_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_shell_blocks_name_what_is_there():

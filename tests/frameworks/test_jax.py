@@ -485,7 +485,7 @@ for spec in (P("d"), P()):
             dlx.convert(spread, to=target, copy=False)
             assert spec == P()
         except errors.CopyRequiredError as error:
-            assert "spread over 2 devices" in error.reason and "addressable_shards" in error.fix
+            assert "sharded over 2 devices" in error.reason and "addressable_shards" in error.fix
             assert str(dlx.plan(spread, to=target, copy=False).error) == str(error) and spec == P("d")
     assert dlx.convert(spread, to="jax") is spread and dlx.describe(spread).device is None
     parts = [dlx.convert(shard.data, to="numpy", copy=False) for shard in spread.addressable_shards]
@@ -780,7 +780,7 @@ def test_x64_is_read_in_every_thread(python):
                     try:
                         result = str(dlx.convert(wide, to="jax").dtype)
                     except dlx.errors.DTypeError as error:
-                        result = "x64 is off" if "since x64 is off" in str(error) else str(error)
+                        result = "x64 is off" if "because x64 is off" in str(error) else str(error)
                     if result != ("float64" if on else "x64 is off") or (plan.error is None) is not on:
                         wrong.append((on, result, str(plan)))
 
@@ -809,7 +809,7 @@ def test_types_that_are_no_targets():
     assert dlx.convert(tensor("float32"), to=jax.Array).shape == (4,)
     result = jnp.ones(3)
     assert dlx.convert(result, to=jax.Array) is result
-    with pytest.raises(errors.AdapterNotFoundError, match="Say to='jax'"):
+    with pytest.raises(errors.AdapterNotFoundError, match="Pass to='jax'"):
         dlx.convert(tensor("float32"), to=jax.core.Tracer)
     from jax.experimental import sparse
 
@@ -851,7 +851,7 @@ def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
                 assert dlx.convert(small, to=to).dtype == "float32"
                 error = dlx.plan(wide, to=to).error
                 try: assert error is None and dlx.convert(wide, to=to).dtype == "float64"
-                except (AssertionError, dlx.errors.DTypeError): assert "since x64 is off" in str(error), error
+                except (AssertionError, dlx.errors.DTypeError): assert "because x64 is off" in str(error), error
             return error is None
         found = []
         for on in (False, True, False, True, True):

@@ -204,7 +204,7 @@ for over, spec in specs:
                         assert whole
                     except errors.DlxError as error:
                         assert not whole and isinstance(error, errors.CopyRequiredError)
-                        assert "spread over 4 devices" in str(error)
+                        assert "sharded over 4 devices" in str(error)
     s = jax.device_put(jnp.asarray(base), NamedSharding(over, spec))
     assert dlx.convert(s, to="jax") is s and dlx.convert([s], to="jax")[0] is s
     for device in D:

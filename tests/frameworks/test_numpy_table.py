@@ -30,7 +30,7 @@ class Owner(bytearray):
 def facts(np):
     """Return the facts that the table reads."""
     dlx.convert(np.ones(1), to="dlx")
-    return pytest.importorskip("_dlx_numpy").facts
+    return pytest.importorskip("_dlx_numpy").read_facts
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_64_dimensions(np, facts):
 )
 def test_dtypes_without_a_name_in_dlpack_are_refused(np, facts, dtype):
     """The other byte order, dates, text, bytes, objects, long doubles and structures are refused."""
-    with pytest.raises(BufferError, match="cannot say"):
+    with pytest.raises(BufferError, match="has no dtype"):
         facts(np.zeros(3, dtype))
 
 
@@ -191,7 +191,7 @@ def test_the_managed_slot_refuses_what_dlpack_cannot_say(np, table):
 def test_broken_strides_are_refused(np, facts, stride):
     """Byte strides that are not whole elements are refused."""
     array = np.ndarray((2,), "i4", bytearray(64), 16, (stride,))
-    with pytest.raises(BufferError, match="whole elements"):
+    with pytest.raises(BufferError, match="multiples of the element size"):
         facts(array)
 
 
@@ -406,7 +406,7 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
             array = np.zeros(2, "u1" if mark == "|" else mark + "f4")
             assert array.dtype.byteorder == mark
             try:
-                module.facts(array)
+                module.read_facts(array)
                 print(mark)
             except BufferError:
                 pass

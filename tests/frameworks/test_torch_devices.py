@@ -23,7 +23,7 @@ from renamed import adapter_module
 import dlx
 from dlx._core import native
 from dlx._core.stream import Stream
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import DeviceError, StreamError
 
 N = 64
@@ -329,7 +329,7 @@ def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, dev
     owner = Owner(cuda, device)
     handle = owner.ptr
     tensor = dlx.convert(other.made(device), to="dlx")
-    with working(torch.adapter, {place: Stream(place, handle, owner)}):
+    with set_streams(torch.adapter, {place: Stream(place, handle, owner)}):
         result = dlx.convert(tensor, to=torch.name) if by == "dlx" else torch.from_dlpack(tensor)
     assert torch.cuda.current_stream(device).cuda_stream == 0
     cuda.stall(handle, device)
@@ -385,7 +385,7 @@ def test_a_build_without_devices(cuda, build, np):
     """The error is one sentence, for plans, too."""
     torch = build(cuda=None)
     for call in (dlx.convert, lambda *a, **k: (_ for _ in ()).throw(dlx.plan(*a, **k).error)):
-        with pytest.raises(DeviceError, match="is built for the host only"):
+        with pytest.raises(DeviceError, match="supports only the host"):
             call(np.zeros(3), torch.name, device="cuda:0")
 
 

@@ -258,7 +258,7 @@ def test_values_inside_transforms_are_refused(np, torch, transform):
         "functionalize": lambda: func.functionalize(function)(x),
     }
     calls[transform]()
-    assert found == [("Convert outside it.", "refused")] * 2
+    assert found == [("Convert outside of it.", "refused")] * 2
 
 
 def test_tensors_from_outside_a_transform_convert_inside(np, torch):

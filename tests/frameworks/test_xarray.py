@@ -78,12 +78,12 @@ def test_an_array_is_one_for_every_function_and_a_dataset_is_a_container(array, 
     call(array)
     with pytest.raises(errors.AdapterNotFoundError, match="it is a container") as caught:
         call(array.to_dataset(name="a"))
-    assert caught.value.fix.startswith("Give one of the arrays in it")
+    assert caught.value.fix.startswith("Pass one of its arrays")
 
 
 def test_xarray_is_no_target(array):
     """Xarray is not a target, and is not listed as one."""
-    with pytest.raises(errors.AdapterNotFoundError, match="no target") as caught:
+    with pytest.raises(errors.AdapterNotFoundError, match="not a target") as caught:
         dlx.convert(array, to="xarray")
     assert "xarray" not in caught.value.fix
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_borrowed_says_so(np, torch, table):
     readonly.flags.writeable = False
     negative = torch.tensor([1 + 2j]).conj().imag
     for source in (readonly, b"abc", bytearray(2), negative, torch.ones(2, requires_grad=True), 3, [np.ones(2)]):
-        with pytest.raises(BufferError, match="Take a managed tensor"):
+        with pytest.raises(BufferError, match="Export a managed tensor"):
             table.borrow(source)
     with pytest.raises(errors.ReadOnlyError):
         table.borrow(dlx.from_dlpack(b"abc"))
@@ -144,7 +144,7 @@ def test_guards_are_asked(torch, table):
 @pytest.mark.parametrize("source", [3, None, object(), [b"abc"], {"a": b"abc"}], ids=lambda obj: type(obj).__name__)
 def test_what_is_no_array_is_refused(table, source):
     """The errors are those of dlx.from_dlpack."""
-    with pytest.raises(errors.AdapterNotFoundError, match=r"it is no array|one array is needed"):
+    with pytest.raises(errors.AdapterNotFoundError, match=r"it is not an array|not one array"):
         table.export(source)
 
 

@@ -196,7 +196,7 @@ def test_a_class_that_is_equal_to_everything_is_no_array():
         pass
 
     thing = Thing()
-    with pytest.raises(errors.AdapterNotFoundError, match="it is no array"):
+    with pytest.raises(errors.AdapterNotFoundError, match="it is not an array"):
         dlx.describe(thing)
     assert dlx.convert([thing], to="dlx") == [thing]
     converted = dlx.convert(Items([dlx.empty(3, "int8")]), to="dlx")
