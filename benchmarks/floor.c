@@ -133,8 +133,7 @@ static PyCFunction function_of(PyObject* descriptor) {
   return NULL;
 }
 
-/* create_floor(give, take, guards, guard_function, switches, owner): a function of one array, never
- * freed. */
+/* create_floor(give, take, guards, guard_function, switches, owner): a function, never freed. */
 static PyObject* create_floor(PyObject* module, PyObject* args) {
   PyObject *give, *take, *guards, *guard_function, *switches, *owner;
   route r = {0};
