@@ -378,7 +378,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         native.routes_clear()
 
 
-# ---- other machines ---------------------------------------------------------------------------------------------
+# ---- other machines --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.numpy("2.0")

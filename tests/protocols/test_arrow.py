@@ -853,7 +853,7 @@ def test_capsules_that_two_threads_take_at_once():
     assert native.live() == live
 
 
-# ---- what stays ------------------------------------------------------------------------------------------------------
+# ---- leaks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.unsanitized("the sanitizers replace the allocator")

@@ -926,7 +926,7 @@ def test_array_interfaces_that_are_no_dicts(interface):
         dlx.convert(Producer(), to="dlx")
 
 
-# ---- what is no array ------------------------------------------------------------------------------------------------
+# ---- other objects ---------------------------------------------------------------------------------------------------
 
 
 class OnlyArray:
@@ -993,7 +993,7 @@ def test_the_order_of_protocols(counting):
     assert dlx.convert(Both(4), to="dlx").shape == (2,)
 
 
-# ---- devices and dtypes without an export -------------------------------------------------
+# ---- devices and dtypes without an export ----------------------------------------------------------------------------
 
 PADDLE = """
 import dlx, numpy as np

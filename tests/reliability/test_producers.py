@@ -113,7 +113,7 @@ def test_a_planted_fault_is_found(tmp_path, name):
     assert status == 1 and told in out and "seed 17 case" in out, out
 
 
-# ---- faults that they found -----------------------------------------------------------------------------------------
+# ---- faults that they found ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])

@@ -146,7 +146,7 @@ class Lifetimes(RuleBasedStateMachine):
         self.deleted, self.wanted_deletes = self.counting.deleted, 0
         self.seed = 0
 
-    # ---- the model --------------------------------------------------------------------------------------------------
+    # ---- the model ---------------------------------------------------------------------------------------------------
 
     def new_group(self, size, memory, parent=None):
         group = Group(size, memory, parent)
@@ -186,7 +186,7 @@ class Lifetimes(RuleBasedStateMachine):
             return self.new_thing(kind, obj, source.groups, **facts)
         return self.new_thing(kind, obj, [self.new_group(size, source.memory, source.groups[0])], **facts)
 
-    # ---- sources ----------------------------------------------------------------------------------------------------
+    # ---- sources -----------------------------------------------------------------------------------------------------
 
     def next_value(self):
         self.seed += 1
@@ -246,7 +246,7 @@ class Lifetimes(RuleBasedStateMachine):
         memory.is_foreign = True
         return self.new_thing("capsule", capsule, [self.new_group(0, memory)], legacy=legacy, readonly=readonly)
 
-    # ---- conversions ------------------------------------------------------------------------------------------------
+    # ---- conversions -------------------------------------------------------------------------------------------------
 
     @rule(target=things, source=things, to=targets, thread=threads, copy=st.sampled_from([None, None, False, True]))
     def convert(self, source, to, thread, copy):
@@ -343,7 +343,7 @@ class Lifetimes(RuleBasedStateMachine):
             return multiple()  # the array itself is watched; its views keep the memory, but not the array
         return self.new_thing(source.kind, part, source.groups, readonly=source.readonly)
 
-    # ---- capsules ---------------------------------------------------------------------------------------------------
+    # ---- capsules ----------------------------------------------------------------------------------------------------
 
     @rule(target=capsules, source=things, legacy=st.booleans(), copy=st.sampled_from([None, True]))
     def export(self, source, legacy, copy):
@@ -472,7 +472,7 @@ class Lifetimes(RuleBasedStateMachine):
         self.forget(struct)
         return self.new_thing("dlx", tensor, [made], readonly=readonly)
 
-    # ---- views ------------------------------------------------------------------------------------------------------
+    # ---- views -------------------------------------------------------------------------------------------------------
 
     @rule(target=views, sources=st.lists(things, min_size=1, max_size=3), to=targets)
     def view(self, sources, to):
@@ -516,7 +516,7 @@ class Lifetimes(RuleBasedStateMachine):
         kind = "buffer" if isinstance(result, memoryview) else view.to
         return self.new_thing(kind, result, [made], readonly=view.readonlies[at] and not copied)
 
-    # ---- using and dropping -----------------------------------------------------------------------------------------
+    # ---- using and dropping ------------------------------------------------------------------------------------------
 
     @rule(source=things)
     def write(self, source):
@@ -557,7 +557,7 @@ class Lifetimes(RuleBasedStateMachine):
         """Run the collector, which finds nothing that is held."""
         gc.collect()
 
-    # ---- invariants ----------------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------------
 
     def address(self, thing):
         if thing.kind == "numpy":
