@@ -208,5 +208,5 @@ def test_an_adapter_names_its_namespace(plain, monkeypatch):
     with pytest.raises(errors.PluginError, match="its namespace this_fails cannot be imported: ValueError"):
         dlx.array_namespace(array)
     array = plain()(dlx.empty(3, "float32"))
-    with pytest.raises(errors.AdapterNotFoundError, match="its adapter names no namespace"):
+    with pytest.raises(errors.AdapterNotFoundError, match="no namespace in its adapter"):
         dlx.array_namespace(array)

@@ -215,8 +215,14 @@ BROKEN = {  # a plugin's code -> what the sentence says
         "returned no adapters. Return a list of adapters.",
     ),
     "hook gives nothing": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return []", "returned no adapters"),
-    "hook gives 3": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 3", "returned 3. Return a list of adapters."),
-    "hook gives objects": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return [3]", "returned 3. Return instances of"),
+    "hook gives 3": (
+        "import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 3",
+        "returned 3. Return a list of adapters.",
+    ),
+    "hook gives objects": (
+        "import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return [3]",
+        "returned 3. Return instances of",
+    ),
     "one adapter, no list": (adapter().replace("[A()]", "A()"), "Return a list of adapters."),
     "the class": (adapter().replace("[A()]", "[A]"), "returned the class A. Return an instance: A()."),
     "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
@@ -320,8 +326,8 @@ def test_a_stale_entry_point(site):
     site.distribution("dlx-gone", {"gone": "dlx_gone", "lost": "lib:nothing"})
     out = site.error("dlx.convert(b'abc', to='gone')")
     assert out == (
-        "the adapter plugin dlx_gone (dlx-gone) is missing: its entry point names the module dlx_gone, which does not exist. "
-        "Uninstall or repair dlx-gone."
+        "the adapter plugin dlx_gone (dlx-gone) is missing: its entry point names the module dlx_gone, which does not "
+        "exist. Uninstall or repair dlx-gone."
     )
     assert "lib:nothing (dlx-gone) is broken: AttributeError" in site.error("dlx.convert(b'abc', to='lost')")
     assert site.doctor()["dlx_gone"]["status"] == "broken"
