@@ -3,8 +3,8 @@
     python benchmarks/without_gil.py ORDINARY FREE_THREADED
 
 Both are interpreters of one version that import numpy and dlx, built with --enable-optimizations, as packages of Python
-are: `tests/support/free_threaded.sh FOLDER gil-optimized` and `nogil-optimized`. A figure is the least of many, in
-nanoseconds. Calls of CPython and numpy alone stand beside, since part of the difference is theirs.
+are: `tests/support/environments/free_threaded.sh FOLDER gil-optimized` and `nogil-optimized`. A figure is the least of
+many, in nanoseconds. Calls of CPython and numpy alone stand beside, since part of the difference is theirs.
 """
 
 import subprocess

@@ -10,13 +10,13 @@ import time
 import warnings
 
 import pytest
-import warm
-from builds import sdist, wheel  # noqa: F401  (fixtures)
-from counting import Counting
-from exchange import exchange  # noqa: F401  (a fixture)
-from fake_cuda import FakeCuda
-from project import FREE_THREADED, compiled
-from sanitized import SANITIZED
+from support.cuda.fake_cuda import FakeCuda
+from support.foreign.counting import Counting
+from support.foreign.exchange import exchange  # noqa: F401  (a fixture)
+from support.processes import warm
+from support.project import FREE_THREADED, compiled
+from support.repository.builds import sdist, wheel  # noqa: F401  (fixtures)
+from support.sanitizers import SANITIZED
 
 from dlx._core import native
 from dlx.adapter import KnownIssue

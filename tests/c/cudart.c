@@ -4,7 +4,7 @@
  *
  * As the runtime does, it takes the device whose context is current on the calling thread for the
  * current device, sets the context of a thread that has none, and leaves it set. What is not here
- * returns 0 (see cuda_originals.py). */
+ * returns 0 (see build_originals.py). */
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
  * the address sanitizer sees what is read or written beside it.
  *
  * With clang's libFuzzer this is a fuzzer. With -DALONE, for any compiler, it has a main that runs
- * a corpus and seeded mutations of it. tests/support/fuzz_core.py builds and runs both. */
+ * a corpus and seeded mutations of it. tests/support/stress/fuzz_core.py builds and runs both. */
 
 #include <pthread.h>
 #include <signal.h>

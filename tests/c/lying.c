@@ -8,7 +8,7 @@
 
 #include "dlpack_abi.h"
 
-/* What each slot does; the numbers that lyingtables.py names. */
+/* What each slot does; the numbers that lying_tables.py names. */
 enum {
   RIGHT,
   UNWRITTEN,      /* 0, and nothing is written */

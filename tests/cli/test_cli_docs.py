@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import COMMANDS, document, here
-from files import npy
+from support.files.writers import npy
+from support.processes.command import COMMANDS, document, here
 
 from dlx.cli import main
 

@@ -6,7 +6,7 @@ import functools
 import re
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 # Old word -> what a reader of numpy, torch or tvm-ffi knows it as. One line a word; a word is added when it is gone.
 OLD = {

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
-from project import SUPPORT, compiled
+from support.project import compiled, program
 
 pytest.importorskip("numpy")
 
@@ -30,7 +29,7 @@ SHORT = {
 def ran(wanted, timeout=250):
     """Run the program for a group, or a part of it; what it has said is shown where it takes too long."""
     driver = compiled("fake_cuda_ipc" if wanted.startswith(("sharing", "attaching")) else "fake_cuda")
-    command = [sys.executable, "-W", "error", str(SUPPORT / "driver_failures.py"), wanted]
+    command = program("cuda.driver_failures", wanted, options=("-W", "error"))
     environment = os.environ | {"DLX_CUDA_DRIVER": str(driver)}
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)

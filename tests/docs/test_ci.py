@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 SCRIPT = ROOT / ".ci" / "tests"
 TESTS = """

@@ -15,8 +15,9 @@ import textwrap
 
 import pytest
 import structure
-import warm
-from pages import (
+from support.processes import warm
+from support.project import SUPPORT
+from support.repository.pages import (
     PAGES,
     ROOT,
     anchors,
@@ -31,7 +32,6 @@ from pages import (
     prose,
     runnable,
 )
-from project import SUPPORT
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.

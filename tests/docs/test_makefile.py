@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
 # What `make` tells the programs that it runs, these tests among them: the variables that it was given.
@@ -134,7 +134,7 @@ def test_the_sanitizers_are_part_of_what_is_built(made):
 def test_what_builds_a_free_threaded_python_is_not_run_by_a_dry_run_and_may_fail(made):
     """It downloads and configures; without an interpreter of it nothing is tested, and where it fails make does."""
     folder = made.folder / "checkout"
-    helper = folder / "tests" / "support" / "free_threaded.sh"
+    helper = folder / "tests" / "support" / "environments" / "free_threaded.sh"
     script(helper, "#!/bin/sh\ntouch called\n")
     made("test-free-threaded")
     assert not (folder / "called").exists()

@@ -4,7 +4,7 @@ import re
 import tomllib
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 yaml = pytest.importorskip("yaml")
 

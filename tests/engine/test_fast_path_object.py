@@ -13,9 +13,9 @@ import sys
 import weakref
 
 import pytest
-import storage_actions
-import warm
-from called import called
+from support.processes import warm
+from support.processes.calls import called
+from support.stress import storage_actions
 
 import dlx
 from dlx._core import native

@@ -12,8 +12,8 @@ import threading
 import weakref
 
 import pytest
-from agreement import agree, outcome, slow
-from hostile import hostile, library, mylib
+from support.arrays.agreement import agree, outcome, slow
+from support.foreign.hostile import hostile, library, mylib
 
 import dlx
 from dlx import errors

@@ -11,9 +11,9 @@ import types
 from dataclasses import replace
 
 import pytest
-from called import called
-from hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
-from project import compiled
+from support.foreign.hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
+from support.processes.calls import called
+from support.project import compiled
 
 import dlx
 from dlx import errors

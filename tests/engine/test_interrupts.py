@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hostile import Owner, hostile, library, mylib, tensor
+from support.foreign.hostile import Owner, hostile, library, mylib, tensor
 
 import dlx
 from dlx._core import native, stream

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from matrix.measure import elements, installed
-from reference import PADDED, READ_ONLY, extent, row_major
+from support.arrays.examples import EXAMPLES
+from support.arrays.reference import PADDED, READ_ONLY, extent, row_major
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi
 from dlx._registry.registry import registry
-from examples import EXAMPLES
 
 ROOM = 1 << 12
 NAMES = (

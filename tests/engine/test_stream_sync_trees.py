@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver

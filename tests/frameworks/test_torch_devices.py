@@ -15,10 +15,9 @@ import sys
 import types
 import weakref
 
-import gpulib
-import originals
 import pytest
-from renamed import adapter_module
+from support.cuda import gpulib, originals
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core import native

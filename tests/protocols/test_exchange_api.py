@@ -10,9 +10,9 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from exchange import Exchange
-from hostile import NAME, Owner, hostile, library, mylib
-from project import compiled
+from support.foreign.exchange import Exchange
+from support.foreign.hostile import NAME, Owner, hostile, library, mylib
+from support.project import compiled
 
 import dlx
 from dlx import errors

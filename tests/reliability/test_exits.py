@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 
-import exits
 import pytest
+from support.stress import exits
 
 SOME = (
     *("daemon threads that convert", "modules", "a task that waits", "a child of a process with threads"),

@@ -3,11 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
-from fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
-from project import SUPPORT
+from support.project import program
+from support.stress.fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
 
 import dlx
 from dlx.errors import LayoutError
@@ -82,7 +81,7 @@ def test_a_planted_fault_is_found(objects, tmp_path, fault):
 
 def test_without_clang_fuzzing_says_so():
     """It says what is missing, and how it is had."""
-    command = [sys.executable, str(SUPPORT / "fuzz_core.py")]
+    command = program("stress.fuzz_core")
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no clang here (Debian: apt install clang)" in done.stderr, done.stderr
 

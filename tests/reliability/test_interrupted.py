@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 
 import pytest
-from project import SUPPORT
+from support.project import program
 
 
 @pytest.mark.parametrize(("what", "sample"), [("warm", 400), ("cold", 10)])
@@ -17,7 +16,7 @@ from project import SUPPORT
 def test_interrupts_anywhere(what, sample):
     """Nothing is used up, nothing is left, and the next call works. Another seed: `make test-interrupts`."""
     frameworks = ",".join(name for name in ("numpy",) if importlib.util.find_spec(name))
-    command = [sys.executable, SUPPORT / "interrupts.py", what, "--sample", str(sample), "--seed", "1"]
+    command = program("stress.interrupts", what, "--sample", sample, "--seed", 1)
     command += ["--frameworks", frameworks]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0 and ", 0 faults;" in done.stdout, done.stdout + done.stderr

@@ -10,8 +10,8 @@ import sys
 import textwrap
 
 import pytest
-from hostile import hostile, library, mylib
-from project import SUPPORT, compiled
+from support.foreign.hostile import hostile, library, mylib
+from support.project import SUPPORT, compiled, program
 
 import dlx
 from dlx import errors
@@ -21,8 +21,8 @@ from dlx import errors
 
 def fuzz(*arguments, path=None):
     """Run the program; return (exit status, what it printed)."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *([str(path)] if path else [])])}
-    command = [sys.executable, str(SUPPORT / "producer_fuzz.py"), *arguments]
+    env = {**os.environ, "PYTHONPATH": str(path or "")}
+    command = program("producers.fuzz", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=250, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -39,7 +39,8 @@ def test_tables_that_lie(python):
     """Slots that succeed without a result, or with any field of it wrong, or fail without a reason: no call dies."""
     pytest.importorskip("numpy")
     out = python(
-        f"import sys; sys.path[:0] = ['tests/support']; import lyingtables; lyingtables.run({str(compiled('lying'))!r})"
+        "import sys; sys.path[:0] = ['tests']; from support.foreign import lying_tables;"
+        f"lying_tables.run({str(compiled('lying'))!r})"
     )
     assert sum(map(int, out.split("calls:")[1].split())) > 10_000
 

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from together import at_once
+from support.arrays.examples import EXAMPLES, examples
+from support.processes.concurrent import at_once
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import EXAMPLES, examples
 
 NBYTES = 24
 FLOAT32 = (2, 32, 1)

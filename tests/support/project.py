@@ -5,16 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SUPPORT = ROOT / "tests" / "support"
+TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # this Python can run without its GIL
 
 
 LIBRARIES = ROOT / "build" / "tests"
+
+
+def program(name, *arguments, options=()):
+    """Return the command that runs a program of this package with options of Python."""
+    return [sys.executable, *options, str(SUPPORT), name, *map(str, arguments)]
 
 
 def compiled(name):

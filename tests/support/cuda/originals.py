@@ -1,0 +1,121 @@
+"""The CUDA builds of torch and cupy, as they are published, on the recording driver; `make test-cuda` builds that.
+
+Copies are true, kernels do nothing. Tests stand in for a kernel with `FakeCuda.read` and `FakeCuda.write`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from dlx._core import native
+from dlx._registry.registry import registry
+from support.cuda.fake_cuda import DEVICE, LEGACY, MANAGED, FakeCuda
+
+FOLDER = os.environ.get("DLX_ORIGINALS", "")
+
+__all__ = ["FOLDER", "Cupy", "Torch", "cuda", "cupy", "handle_of", "pending", "torch"]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """The driver that torch and cupy use as well, or a skip; it is as it was when the test is over."""
+    if not FOLDER:
+        pytest.skip("this needs the CUDA builds of torch and cupy on the recording driver: make test-cuda")
+    path = Path(FOLDER) / "libcuda.so.1"
+    monkeypatch.setenv("DLX_CUDA_DRIVER", str(path))
+    native.lib.dlx_cuda_forget()
+    driver = FakeCuda(path)
+    driver.settle()
+    driver.clear_report()
+    driver.forget()
+    before = driver.depth, driver.mode
+    yield driver
+    gc.collect()
+    driver.resume_all()
+    left, races, misuses, report = pending(), driver.races, driver.misuses, driver.report
+    driver.clear_report()
+    native.lib.dlx_cuda_forget()
+    assert left == 0, "memory still waits for a device"
+    assert (max(driver.depth, 1), driver.mode) == (max(before[0], 1), before[1]), "a context or a mode was left behind"
+    assert races == misuses == 0, report
+
+
+@pytest.fixture
+def torch(cuda):
+    """The CUDA build of torch, with two devices."""
+    module = pytest.importorskip("torch")
+    assert module.cuda.device_count() == 2
+    module.zeros(1).cuda()
+    return module
+
+
+@pytest.fixture
+def cupy(cuda):
+    """The wheel of cupy with its own bindings of the runtime, with two devices."""
+    module = pytest.importorskip("cupy")
+    assert module.cuda.runtime.getDeviceCount() == 2
+    return module
+
+
+class Original:
+    """A published framework, with what the tests of its adapter add to it."""
+
+    def __init__(self, name, cuda, request):
+        mark = request.node.get_closest_marker("stand_in")
+        if mark:
+            pytest.skip(f"not on the published {name}: {mark.args[0]}")
+        self.module, self.driver, self.name = importlib.import_module(name), cuda, name
+        self.adapter = registry.target(name).adapter
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+
+class Cupy(Original):
+    """cupy, with arrays that a kernel has written."""
+
+    def __init__(self, cuda, request):
+        super().__init__("cupy", cuda, request)
+
+    def full(self, shape, dtype, kind=DEVICE):
+        """An array on the current device that the current stream writes; `kind` says the kind of memory."""
+        module = self.module
+        if kind == MANAGED:
+            nbytes = math.prod(shape) * module.dtype(dtype).itemsize
+            array = module.ndarray(shape, dtype, module.cuda.MemoryPointer(module.cuda.ManagedMemory(nbytes), 0))
+        else:
+            array = module.empty(shape, dtype)
+        stream = module.cuda.get_current_stream().ptr or LEGACY
+        self.driver.write(stream, array.data.ptr, array.nbytes, module.cuda.runtime.getDevice())
+        return array
+
+
+class Torch(Original):
+    """torch, with tensors of 64 bytes that a kernel has written."""
+
+    def __init__(self, cuda, request):
+        super().__init__("torch", cuda, request)
+
+    def empty(self, number=0):
+        """A tensor on a device that the current stream there writes."""
+        tensor = self.module.empty(64, dtype=self.module.uint8, device=f"cuda:{number}")
+        stream = self.module.cuda.current_stream(number).cuda_stream or LEGACY
+        self.driver.write(stream, tensor.data_ptr(), 64, number)
+        return tensor
+
+
+def pending():
+    """How many arrays are still in use by a device."""
+    return native.lib.dlx_cuda_release_pending()
+
+
+def handle_of(stream):
+    """The handle of a stream of torch or cupy, as the driver knows it."""
+    handle = getattr(stream, "cuda_stream", None)
+    return (stream.ptr if handle is None else handle) or 1
