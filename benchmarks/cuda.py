@@ -1,6 +1,6 @@
 """Arrays of a CUDA device between torch, cupy and dlx, one at a time and a thousand, against the frameworks' own calls.
 
-It runs on a GPU, or on the recording driver (`make bench-cuda`), whose calls cost what they cost nowhere else. Times
+It runs on a GPU, or on the recording driver (`nox -s bench-cuda`), whose calls cost what they cost nowhere else. Times
 are those of this thread's work on the host: who waits for a device, or for a busy machine, is not counted.
 """
 

@@ -93,7 +93,7 @@ def text_of(svg):
 
 @pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
 def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
-    """Drawn again, each has the same text; `make screens` makes them anew."""
+    """Drawn again, each has the same text; `nox -s screens` makes them anew."""
     command = SCREENS["SCREENS"][name]
     targets = re.search(r"--to (\S+)", command)[1].split(",")
     for each in {*targets, *re.findall(r"--from (\w+)", command)} - {"dlx"}:
@@ -102,7 +102,7 @@ def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
     SCREENS["model"](Path("model.safetensors"))
     SCREENS["images"](Path("images.npy"))
     written = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
-    assert text_of(SCREENS["drawn"](command)) == text_of(written), "run make screens"
+    assert text_of(SCREENS["drawn"](command)) == text_of(written), "run nox -s screens"
 
 
 def test_a_screen_is_drawn(tmp_path, monkeypatch):

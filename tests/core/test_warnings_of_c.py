@@ -48,7 +48,7 @@ def test_every_c_file_is_looked_at():
     assert {"c_src/convert/identity.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
             "tests/c/lying.c"} <= found  # fmt: skip
     assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("adapters/*.c")} <= {*lint_c.files()}
-    assert "lint_c.py" in (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    assert "repository.lint_c" in (ROOT / "noxfile.py").read_text().partition("\ndef lint(")[2].partition("\n\n\n")[0]
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Every call of the driver fails once: an error that names it, or a right result; nothing lost, kept or out of order.
 
-`make test-allocations` runs all cases, other targets a few of each group.
+`nox -s allocations` runs all cases, other targets a few of each group.
 """
 
 from __future__ import annotations

@@ -244,12 +244,31 @@ def bold_by_mistake(text):
     return re.findall(r"(?<![\w(])__\w+__(?!\w)|\d\*\*\d+", text)
 
 
+TARGETS = {*re.findall(r"^# make (\w+) ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)}
+SESSIONS = {
+    name or function
+    for name, function in re.findall(
+        r'^@nox\.session(?:\(name="([\w-]+)"\))?\ndef (\w+)',
+        (ROOT / "noxfile.py").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+}
+
+
 def test_contributing_lists_the_targets_of_make():
-    """Each target that is meant to be called has a row, and each row is a target."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()} - {"clean"}
-    rows = re.findall(r"^\| (`make.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
+    """`make help` describes every target for users; CONTRIBUTING names these targets and every session of nox."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| `make .*\n", text, re.MULTILINE))
+    assert {*re.findall(r"`make (\w+)`", rows)} == TARGETS
+    table = text.partition("| sessions |")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`([\w-]+)`", table)} == SESSIONS - TARGETS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_sessions_of_nox_exist(page):
+    """Pages and CONTRIBUTING name sessions of noxfile.py."""
+    for name in re.findall(r"\bnox -s ([\w-]+)|\bmake nox-([a-z-]+)", READS[page]):
+        assert "".join(name) in SESSIONS | {"NAME"}, name
 
 
 def test_contributing_maps_the_packages_as_their_docstrings_do():
@@ -259,13 +278,12 @@ def test_contributing_maps_the_packages_as_their_docstrings_do():
 
 def test_shell_blocks_name_what_is_there():
     """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     seen = 0
     for page, text in READS.items():
         for line in "".join(code for kind, code, _ in blocks(text) if kind == "sh").splitlines():
             command = line.partition("  #")[0]
             for name in re.findall(r"\bmake ([\w-]+)", command):
-                assert name in targets, f"{name_of(page)}: {line}"
+                assert name in TARGETS, f"{name_of(page)}: {line}"
             for module in re.findall(r"python -m ([\w.]+)", command):
                 assert importlib.util.find_spec(module), f"{name_of(page)}: {line}"
             for file in re.findall(r"python (\w+\.py)", command):

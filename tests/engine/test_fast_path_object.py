@@ -427,7 +427,7 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
 def test_ten_threads_and_routes_that_are_cleared(np, torch, python):
     """Ten threads convert shared and private arrays, routes are cleared meanwhile: nothing is left.
 
-    `make test-deep` sets DLX_ROUNDS, how often.
+    `nox -s deep` sets DLX_ROUNDS, how often.
     """
     out = python(
         """

@@ -1,6 +1,6 @@
 """Bit-exact round trips: any dtype, shape, strides, offset and flag, out of any framework and into any other.
 
-The bits of every element are known from the start, so nothing here trusts a framework to compare. `make test-deep`
+The bits of every element are known from the start, so nothing here trusts a framework to compare. `nox -s deep`
 draws 100 000 examples.
 """
 

@@ -1,4 +1,4 @@
-"""The cupy adapter over the recording driver: in `make test-cuda` with the published cupy, else with its like.
+"""The cupy adapter over the recording driver: in `nox -s cuda` with the published cupy, else with its like.
 
 A test marked `stand_in` runs with the latter alone, for the reason that it gives. Tests marked `gpu` are elsewhere.
 """

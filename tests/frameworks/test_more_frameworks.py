@@ -1,6 +1,6 @@
 """tensorflow, paddle, mlx, warp, onnxruntime and modules with from_dlpack: values, addresses, rights, what is refused.
 
-`make test-frameworks` runs this in an environment for each of them; in `make test` those that are not installed are
+`nox -s frameworks` runs this in an environment for each of them; in `make test` those that are not installed are
 skipped.
 """
 

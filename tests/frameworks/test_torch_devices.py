@@ -1,4 +1,4 @@
-"""The torch adapter on devices, over the recording driver: in `make test-cuda` with the published CUDA build of torch.
+"""The torch adapter on devices, over the recording driver: in `nox -s cuda` with the published CUDA build of torch.
 
 Else with a module that behaves like one; a test marked `stand_in` runs with that alone, for the reason that it gives.
 

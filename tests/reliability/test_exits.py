@@ -1,4 +1,4 @@
-"""Ends of a process while results are alive, some of those of `make test-exits`; see also tests/core/test_exit.py."""
+"""Ends of a process while results are alive, some of those of `nox -s exits`; see also tests/core/test_exit.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets of `make fuzz`, for a few seconds and with any compiler: the corpus, and seeded mutations of it."""
+"""The targets of `nox -s fuzz`, for a few seconds and with any compiler: the corpus, and seeded mutations of it."""
 
 import os
 import re

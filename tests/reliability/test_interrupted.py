@@ -1,4 +1,4 @@
-"""Interrupts wherever Python looks for signals in dlx's code, some of those of `make test-interrupts`."""
+"""Interrupts wherever Python looks for signals in dlx's code, some of those of `nox -s interrupts`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.project import program
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.slow
 def test_interrupts_anywhere(what, sample):
-    """Nothing is used up, nothing is left, and the next call works. Another seed: `make test-interrupts`."""
+    """Nothing is used up, nothing is left, and the next call works. Another seed: `nox -s interrupts`."""
     frameworks = ",".join(name for name in ("numpy",) if importlib.util.find_spec(name))
     command = program("stress.interrupts", what, "--sample", sample, "--seed", 1)
     command += ["--frameworks", frameworks]

@@ -29,7 +29,7 @@ def fuzz(*arguments, path=None):
 
 @pytest.mark.slow
 def test_generated_producers():
-    """The short form of `make fuzz-producers`: a seed of its own each day would find more, and fail at random."""
+    """The short form of `nox -s fuzz-producers`: a seed of its own each day would find more, and fail at random."""
     status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")
     assert status == 0, out
     assert "2500 cases, 0 faults" in out

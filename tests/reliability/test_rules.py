@@ -1,7 +1,7 @@
 """Random lifetimes by rules: capsules, results, views, buffers, deleters, threads, against a model of who holds what.
 
 After every step the live counter is the model's, each memory has its value wherever it is shared, an owner is gone if
-nothing holds it any more, and only then. `make test-deep` draws 2,000 sequences of 40 steps.
+nothing holds it any more, and only then. `nox -s deep` draws 2,000 sequences of 40 steps.
 """
 
 from __future__ import annotations

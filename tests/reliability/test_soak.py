@@ -1,4 +1,4 @@
-"""Many calls of every kind, a few of what `make soak` makes: each gives what it gave first, and nothing is left."""
+"""Many calls of every kind, a few of what `nox -s soak` makes: each gives what it gave first, and nothing is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.project import TESTS
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
 @pytest.mark.slow
 def test_a_short_soak():
-    """No managed tensor, no memory; times are left to `make soak`. The seed is in the output."""
+    """No managed tensor, no memory; times are left to `nox -s soak`. The seed is in the output."""
     frameworks = ",".join(name for name in ("numpy", "torch") if importlib.util.find_spec(name))
     code = f"import runpy, sys; sys.path.insert(0, {str(TESTS)!r})\n"
     code += "runpy.run_module('support.stress.soak', run_name='__main__')"

@@ -1,4 +1,4 @@
-"""Threads that share arrays, containers, views and capsules; `make test-free-threaded` runs them without the GIL."""
+"""Threads that share arrays, containers, views and capsules; `nox -s free-threaded` runs them without the GIL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that share memory are killed, some rounds of those of `make test-kills`."""
+"""Processes that share memory are killed, some rounds of those of `nox -s kills`."""
 
 import subprocess
 

@@ -25,8 +25,8 @@ Each cell is one call, `dlx.convert(source, to=target)`. It was tried with `copy
 with what `dlx.plan` had said, with the address before and after, and bit by bit with the values that went in. The cells
 show `copy=None`. Memory is aligned to 64 bytes where nothing else is said (jax wants that much; numpy often gives 16).
 
-Made by `make matrix`, and compared by `make test SLOW=1`: a change of behaviour is a change of this page. tensorflow,
-paddle, mlx, warp and onnxruntime were tried in the environments that `make test-frameworks` keeps, beside dlx and
+Made by `nox -s matrix`, and compared by `make test SLOW=1`: a change of behaviour is a change of this page. tensorflow,
+paddle, mlx, warp and onnxruntime were tried in the environments that `nox -s frameworks` keeps, beside dlx and
 numpy.
 
 ![The matrix of dtypes](matrix.svg)

@@ -1,4 +1,4 @@
-"""How many examples the property tests draw: a quarter of them in `make test`, more in `make test-deep`.
+"""How many examples the property tests draw: a quarter of them in `make test`, more in `nox -s deep`.
 
 Each run draws other ones, so what one run leaves out another one has. What an example costs is mostly its draws: they
 are few where a whole shape is one, and all that does not depend on another draw is one.

@@ -1,4 +1,4 @@
-"""The CUDA builds of torch and cupy on the recording driver: `make test-cuda`.
+"""The CUDA builds of torch and cupy on the recording driver: `nox -s cuda`.
 
     python tests/support/cuda_originals.py FOLDER
 

@@ -1,4 +1,4 @@
-"""Compare what dlx declares of the CUDA driver with NVIDIA's cuda.h, of CUDA 12 and of CUDA 13: `make test-cuda`.
+"""Compare what dlx declares of the CUDA driver with NVIDIA's cuda.h, of CUDA 12 and of CUDA 13: `nox -s cuda`.
 
     python tests/support/cuda_headers.py FOLDER
 

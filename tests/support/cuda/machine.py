@@ -1,4 +1,4 @@
-"""What a machine has for `make test-gpu`: its driver and devices, or one sentence and status 3."""
+"""What a machine has for `nox -s gpu`: its driver and devices, or one sentence and status 3."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ def main():
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        print(f"note: no CUDA device here ({error}): `make test-gpu` ran nothing, and nothing failed")
+        print(f"note: no CUDA device here ({error}): `nox -s gpu` ran nothing, and nothing failed")
         return 3
     code, version, count = driver.cuInit(0), ctypes.c_int(), ctypes.c_int()
     if code or driver.cuDriverGetVersion(ctypes.byref(version)) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        print(f"note: no CUDA device here (cuInit gives {code}): `make test-gpu` ran nothing, and nothing failed")
+        print(f"note: no CUDA device here (cuInit gives {code}): `nox -s gpu` ran nothing, and nothing failed")
         return 3
     print(f"driver of CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} device(s)")
     if version.value < 13000:
         print("note: torch and cupy of the Makefile are of CUDA 13, which such a driver does not run; others:")
-        print('note: make test-gpu GPU_FRAMEWORKS="torch==2.9.1 cupy-cuda12x jax[cuda12]"')
+        print('note: GPU_FRAMEWORKS="torch==2.9.1 cupy-cuda12x jax[cuda12]" nox -s gpu')
     for number in range(count.value):
         name, major, minor = ctypes.create_string_buffer(100), ctypes.c_int(), ctypes.c_int()
         driver.cuDeviceGetName(name, 100, number)

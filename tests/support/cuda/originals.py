@@ -1,4 +1,4 @@
-"""The CUDA builds of torch and cupy, as they are published, on the recording driver; `make test-cuda` builds that.
+"""The CUDA builds of torch and cupy, as they are published, on the recording driver; `nox -s cuda` builds that.
 
 Copies are true, kernels do nothing. Tests stand in for a kernel with `FakeCuda.read` and `FakeCuda.write`.
 """
@@ -26,7 +26,7 @@ __all__ = ["FOLDER", "Cupy", "Torch", "cuda", "cupy", "handle_of", "pending", "t
 def cuda(monkeypatch):
     """The driver that torch and cupy use as well, or a skip; it is as it was when the test is over."""
     if not FOLDER:
-        pytest.skip("this needs the CUDA builds of torch and cupy on the recording driver: make test-cuda")
+        pytest.skip("this needs the CUDA builds of torch and cupy on the recording driver: nox -s cuda")
     path = Path(FOLDER) / "libcuda.so.1"
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(path))
     native.lib.dlx_cuda_forget()

@@ -1,4 +1,4 @@
-"""Other libraries' own tests of DLPack, run with their `from_dlpack` answered by `dlx.convert`: `make test-peers`.
+"""Other libraries' own tests of DLPack, run with their `from_dlpack` answered by `dlx.convert`: `nox -s peers`.
 
 Nothing of theirs is kept here: numpy's tests are in its wheel, torch's and jax's are fetched for the version that is
 installed (`--from FOLDER` takes them from there), the others' are checkouts in FOLDER. What is not to be had is left

@@ -1,4 +1,4 @@
-"""Run tests with versions of frameworks, one after the other: `make test-versions`, `make test-frameworks`.
+"""Run tests with versions of frameworks, one after the other: `nox -s versions`, `nox -s frameworks`.
 
     python tests/support/versions.py --pythons PYTHON... [--only NAME...] [--keep] [--args "..."]
 

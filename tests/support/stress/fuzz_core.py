@@ -1,4 +1,4 @@
-"""Fuzzing of the pure C core with clang's libFuzzer: `make fuzz`.
+"""Fuzzing of the pure C core with clang's libFuzzer: `nox -s fuzz`.
 
 tests/c/fuzz_core.c says what must hold. tests/c/fuzz_core.txt is its corpus: a line an input, in hexadecimal digits,
 perhaps with a note that says what fault it showed. `--update` writes it anew: the lines with notes, and what this run
@@ -72,7 +72,7 @@ def fuzz(executions, seed, target, update, folder):
 
 
 def main():
-    """Run as `make fuzz` does."""
+    """Run as `nox -s fuzz` does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=5_000_000)
     parser.add_argument("--seed", type=int, default=0, help="0 = a random one, which is printed")
