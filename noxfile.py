@@ -1,7 +1,8 @@
 """Development tasks besides `make demo` and `make test`.
 
-`nox --list` lists the sessions and `nox --session NAME -- ARGUMENTS` runs one. `make nox-NAME ARGS="ARGUMENTS"` does the same
-and installs nox in .venv-nox first. The Makefile builds and keeps the environments: `.venv` (VENV), or one for the session.
+`nox --list` lists the sessions and `nox --session NAME -- ARGUMENTS` runs one. `make nox-NAME ARGS="ARGUMENTS"` does
+the same and installs nox in .venv-nox first. The Makefile builds and keeps the environments: `.venv` (VENV), or one for
+the session.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def dist(session: nox.Session) -> None:
     run_in(session, venv, "-m", "build", "--outdir", str(out), ".", env=env)
     (built,) = out.glob("*-linux_*.whl")
     env = {"PATH": f"{ROOT / venv / 'bin'}:{os.environ['PATH']}"}
-    session.run("auditwheel", "repair", "--wheel-dir", str(out), str(built), env=env)
+    session.run(f"{venv}/bin/auditwheel", "repair", "--wheel-dir", str(out), str(built), env=env)
     built.unlink()
     (wheel,) = out.glob("*.whl")
     run_in(session, venv, "-m", "zipfile", "--list", str(wheel))
