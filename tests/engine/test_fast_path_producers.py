@@ -1,6 +1,6 @@
 """The fast path of generic producers: called once, by the same calls, with the same results as on the Python path."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
+# ruff: noqa: F401 -- fixtures of another file
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import weakref
 
 import pytest
 from support.arrays.agreement import agree, outcome, slow
-from support.foreign.hostile import hostile, library, mylib
 
 import dlx
 from dlx import errors

@@ -1,6 +1,6 @@
 """Exchange tables of others in the fast path: hostile ones do no harm, and what a type has is looked at anew."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
+# ruff: noqa: F401 -- fixtures of another file
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import types
 from dataclasses import replace
 
 import pytest
-from support.foreign.hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
+from support.foreign.hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, tensor
 from support.processes.calls import called
 from support.project import compiled
 

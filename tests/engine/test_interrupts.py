@@ -1,6 +1,6 @@
 """Interrupts, exits and the lack of memory go on, wherever an Exception would be forgotten for a slower way."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
+# ruff: noqa: F401 -- fixtures of another file
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support.foreign.hostile import Owner, hostile, library, mylib, tensor
+from support.foreign.hostile import Owner, tensor
 
 import dlx
 from dlx._core import native, stream

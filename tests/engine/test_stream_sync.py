@@ -29,18 +29,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """A framework with current streams."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """Another one."""
-    return gpulib.install(monkeypatch, "libb", cuda)
-
-
-@pytest.fixture
 def lib_e(monkeypatch, cuda):
     """A framework whose arrays have streams of their own."""
     return gpulib.install(monkeypatch, "libe", cuda, gpulib.EventAdapter)

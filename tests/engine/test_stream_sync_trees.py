@@ -15,19 +15,6 @@ from dlx._core.native import ffi
 from dlx._core.stream import Stream
 from dlx.errors import DeviceError, StreamError
 
-
-@pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """A framework with current streams."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """Another one."""
-    return gpulib.install(monkeypatch, "libb", cuda)
-
-
 SHAPES = {
     "one": lambda made: [made()],
     "many": lambda made: [made() for _ in range(50)],

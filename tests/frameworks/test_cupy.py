@@ -12,7 +12,7 @@ import warnings
 import weakref
 
 import pytest
-from support.cuda import fake_cupy, gpulib, originals
+from support.cuda import fake_cupy, originals
 from support.plugins.adapter_copy import adapter_module
 
 import dlx
@@ -40,12 +40,6 @@ def cupy(request, monkeypatch, cuda, np):
     monkeypatch.setitem(registry._loader.plugins, "cupy", plugin)
     module.adapter = plugin.adapters[0]
     return module
-
-
-@pytest.fixture
-def other(monkeypatch, cuda):
-    """Another framework on the same devices."""
-    return gpulib.install(monkeypatch, "other", cuda)
 
 
 def reads(cuda, cupy, array):

@@ -12,7 +12,6 @@ import sys
 import types
 
 import pytest
-from support.cuda import gpulib
 from support.plugins.adapter_copy import adapter_module
 
 import dlx
@@ -128,12 +127,6 @@ def build(monkeypatch, cuda):
     plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,))
     monkeypatch.setitem(registry._loader.plugins, "jaxbuild", plugin)
     return module
-
-
-@pytest.fixture
-def other(monkeypatch, cuda):
-    """Another framework on the same devices."""
-    return gpulib.install(monkeypatch, "other", cuda)
 
 
 @pytest.mark.parametrize("number", [0, 1])

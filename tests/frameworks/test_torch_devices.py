@@ -16,7 +16,7 @@ import types
 import weakref
 
 import pytest
-from support.cuda import gpulib, originals
+from support.cuda import originals
 from support.plugins.adapter_copy import adapter_module
 
 import dlx
@@ -214,12 +214,6 @@ def build(request, monkeypatch, cuda, torch):
         return module
 
     return install
-
-
-@pytest.fixture
-def other(monkeypatch, cuda):
-    """Another framework on the same devices."""
-    return gpulib.install(monkeypatch, "other", cuda)
 
 
 def stream_of(cuda, torch, device=0):

@@ -1,7 +1,5 @@
 """dlx.exchange_api: one exchange table that takes any array, with dlx's guards, for C and C++ programs."""
 
-# ruff: noqa: F401, F811 -- fixtures of other files
-
 import array
 import gc
 import sys
@@ -11,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from support.foreign.exchange import Exchange
-from support.foreign.hostile import NAME, Owner, hostile, library, mylib
+from support.foreign.hostile import NAME, Owner
 from support.project import compiled
 
 import dlx

@@ -10,7 +10,7 @@ from support.stress import exits
 
 SOME = (
     *("daemon threads that convert", "modules", "a task that waits", "a child of a process with threads"),
-    *("sys.exit in a view", "an exception that nobody handles", "an interrupt in a conversion", "a pool of threads"),
+    *("sys.exit in a view", "an unhandled exception", "an interrupt in a conversion", "a pool of threads"),
     *("a conversion after sys.modules is gone", "hooks of sys", "functions"),
 )
 

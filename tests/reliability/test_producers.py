@@ -1,6 +1,6 @@
 """Producers that lie, generated and one by one: what can be seen is refused, and nothing is lost or dies of it."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
+# ruff: noqa: F401 -- fixtures of another file
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import textwrap
 
 import pytest
-from support.foreign.hostile import hostile, library, mylib
 from support.project import SUPPORT, compiled, program
 
 import dlx

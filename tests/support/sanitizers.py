@@ -1,4 +1,4 @@
-"""Whether the extensions are built with the sanitizers."""
+"""`SANITIZED`: True if the extensions are built with the sanitizers."""
 
 from dlx._core import native
 

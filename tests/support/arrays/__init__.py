@@ -1,1 +1,1 @@
-"""NumPy arrays of every dtype and layout, and what the core should report about them."""
+"""NumPy arrays of every dtype and layout, and the core's expected answers."""

@@ -1,4 +1,4 @@
-"""The fast path and the Python path compared on the same sources."""
+"""Comparison of the fast path and the Python path for the same source."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ slow = dlx.convert.__wrapped__
 
 
 def bits(array):
-    """The bytes of an array's elements, row-major."""
+    """Return the bytes of an array's elements, row-major."""
     try:
         tensor = native.tensor_copy(slow(array, to="dlx", detach=True), False)
-    except errors.DlxError:  # it may stay where it is, and goes nowhere else
+    except errors.DlxError:  # no other target accepts it
         return type(array)
     return ctypes.string_at(tensor.data_ptr, tensor.nbytes) if tensor.nbytes else b""
 
 
 def facts(result, source):
-    """What can be told of a result; its address counts where it is the source's."""
+    """Return the properties of a result; its address counts only if it is the source's."""
     if result is source:
         return "same"
     info = dlx.describe(result)
@@ -36,7 +36,7 @@ def facts(result, source):
 
 
 def outcome(convert, source, to, options):
-    """What a conversion gives, or the class and the reason of its error, without the address of a fresh source."""
+    """Return the facts of a result, or the class and reason of an error, without the address of a fresh source."""
     try:
         result = convert(source, to=to, **options)
     except Exception as error:
@@ -45,14 +45,14 @@ def outcome(convert, source, to, options):
 
 
 def agree(make, to, **options):
-    """Compare both paths on fresh sources; the fast path is called twice, so that it has a route. Returns it."""
+    """Compare both paths with fresh sources, and return the outcome; the second call of the fast path has a route."""
     fast_path, warm, other = (outcome(convert, make(), to, options) for convert in (dlx.convert, dlx.convert, slow))
     assert fast_path == other and warm == other
     return other
 
 
 def emptied(torch, nbytes, frozen):
-    """A tensor whose storage was cut, and perhaps forbidden to be resized afterwards, as any `.numpy()` does."""
+    """Return a tensor whose storage was cut, and optionally made non-resizable, as `.numpy()` does."""
     tensor = torch.ones(100_000)
     tensor.untyped_storage().resize_(nbytes)
     if frozen:

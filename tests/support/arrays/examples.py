@@ -1,7 +1,7 @@
-"""How many examples the property tests draw: a quarter of them in `make test`, more in `nox -s deep`.
+"""Numbers of examples for the property tests: a quarter in `make test`, more in `nox -s deep`.
 
-Each run draws other ones, so what one run leaves out another one has. What an example costs is mostly its draws: they
-are few where a whole shape is one, and all that does not depend on another draw is one.
+Each run draws different examples. The cost of an example is mostly its draws, so a whole shape is one draw, and so are
+all values that do not depend on another draw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EXAMPLES = int(os.environ.get("DLX_EXAMPLES", "2000"))
 
 
 def examples(many):
-    """Return how many examples a test draws that draws `many` where the round trips draw 2,000."""
+    """Return the number of examples for a test that draws `many` when the round trips draw 2,000."""
     return max(1, many * EXAMPLES // 2000)
 
 

@@ -1,4 +1,4 @@
-"""numpy arrays of every dtype and layout that others know, too."""
+"""NumPy arrays of every dtype and layout that other frameworks have, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = (
 
 
 def fill(np, dtype, shape):
-    """A row-major array of any bits, NaN payloads included."""
+    """Return a row-major array of arbitrary bits, including NaN payloads."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=int))
     raw = np.random.default_rng(7).integers(0, 256, size * dtype.itemsize, dtype=np.uint8)
@@ -22,7 +22,7 @@ def fill(np, dtype, shape):
 
 
 def strided(np, dtype, shape, strides):
-    """A writable array over fresh memory with these strides (in elements)."""
+    """Return a writable array over fresh memory with these strides (in elements)."""
     block = fill(np, dtype, (4096,))
     return np.lib.stride_tricks.as_strided(block, shape, [step * block.itemsize for step in strides])
 
@@ -48,7 +48,7 @@ LAYOUTS = {
 
 
 def address(array):
-    """Where an array begins, as numpy, torch or dlx say it, or as dlx describes it."""
+    """Return the address of an array, from numpy, torch, dlx, or `dlx.describe`."""
     if hasattr(array, "data_ptr"):
         return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
     if hasattr(array, "__array_interface__"):
@@ -57,5 +57,5 @@ def address(array):
 
 
 def same(np, array, other):
-    """Whether two numpy arrays have the same dtype, shape and bits."""
+    """Return True if two numpy arrays have the same dtype, shape and bits."""
     return (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes())

@@ -1,4 +1,4 @@
-"""DLTensor structs for the tests, and what the core should say of them, by brute force over every index."""
+"""DLTensor structs for tests, and the core's expected answers, by brute force over every index."""
 
 from itertools import product
 from math import prod
@@ -16,7 +16,7 @@ _kept = WeakKeyDictionary()
 
 
 def dltensor(shape=(), strides=None, dtype=FLOAT32, *, device=(1, 0), address=ADDRESS, byte_offset=0, ndim=None):
-    """Return a DLTensor that keeps its shape and strides alive; `shape` None stands for a NULL shape."""
+    """Return a DLTensor that keeps its shape and strides alive; without a shape the pointer is NULL."""
     numbers = [ffi.NULL if values is None else ffi.new("int64_t[]", list(values)) for values in (shape, strides)]
     tensor = ffi.new("DLTensor*")
     tensor.data = ffi.cast("void*", address)

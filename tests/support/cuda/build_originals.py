@@ -1,15 +1,15 @@
-"""The CUDA builds of torch and cupy on the recording driver: `nox -s cuda`.
+"""The CUDA builds of torch and cupy over the recording driver: `nox -s cuda`.
 
-    python tests/support/cuda_originals.py FOLDER
+    python tests/support cuda.build_originals FOLDER
 
-Run by the Python of an environment that has both. FOLDER gets what they load in place of NVIDIA's libraries:
+The Python of an environment with both runs it. FOLDER receives the libraries that replace NVIDIA's:
 
-- ``libcuda.so.1``, the recording driver (tests/c/fake_cuda.c), with the further entry points that they link to;
+- ``libcuda.so.1``, the recording driver (tests/c/fake_cuda.c), with the other entry points that they link to;
 - ``libcudart.so.13``, a CUDA runtime over it (tests/c/cudart.c);
-- ``cupy``, cupy's own bindings of the runtime, built again from its source distribution: those in its wheel have
-  NVIDIA's runtime inside. They are laid over the wheel.
+- ``cupy``, cupy's bindings of the runtime, built from its source distribution, since those in its wheel contain
+  NVIDIA's runtime. They replace the files of the wheel.
 
-Entry points that are in none of these files return 0: kernels are launched, and do nothing.
+All other entry points return 0: kernels start, and do nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODULE = "cupy_backends/cuda/api/runtime"
 
 
 def run(*command, **options):
-    """Run a command; it must go well."""
+    """Run a command and check its status."""
     return subprocess.run([str(part) for part in command], check=True, text=True, **options)
 
 
@@ -43,7 +43,7 @@ def symbols(library, *options):
 
 
 def empty(names, path):
-    """Write functions that return 0, whatever their arguments are."""
+    """Write functions that return 0 for any arguments."""
     lines = [".text"]
     for name in sorted(names):
         lines += [f".globl {name}", f".type {name}, @function", f"{name}: xor %eax, %eax", "ret"]
@@ -51,7 +51,7 @@ def empty(names, path):
 
 
 def library(folder, name, sources, wanted, *options):
-    """Link C sources, with an empty function for each wanted name that they lack."""
+    """Link C sources, with an empty function for each requested name that they lack."""
     plain, stubs = folder / f"{name}.plain", folder / f"{name}.S"
     cc = ["cc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Werror"]
     run(*cc, *sources, "-o", plain, *options, "-lpthread", "-ldl")
@@ -67,7 +67,7 @@ def library(folder, name, sources, wanted, *options):
 
 
 def wanted_of_driver(folder):
-    """What torch and cupy link to; read from gigabytes of libraries once for their versions."""
+    """Return the symbols that torch and cupy link to, cached for their versions."""
     versions = [importlib.metadata.version(name) for name in ("torch", "cupy-cuda13x")]
     kept = folder / f"{'-'.join(versions)}.names"
     if kept.exists():
@@ -81,27 +81,27 @@ def wanted_of_driver(folder):
 
 
 def driver(folder):
-    """Build the recording driver, with an entry point for each of those."""
+    """Build the recording driver with all these entry points."""
     wanted = wanted_of_driver(folder)
     library(folder, "libcuda.so.1", [SOURCES / "fake_cuda.c", SOURCES / "cuda_library.c"], wanted)
 
 
 def runtime(folder):
-    """Build the runtime, with an entry point for each of NVIDIA's."""
+    """Build the runtime with all of NVIDIA's entry points."""
     real = PACKAGES / "nvidia" / "cu13" / "lib" / "libcudart.so.13"
     wanted = {name for name in symbols(real, "--defined-only") if re.match(r"(__)?cuda[A-Z]", name)}
     library(folder, real.name, [SOURCES / "cudart.c"], wanted, f"-I{INCLUDE}", folder / "libcuda.so.1")
 
 
 def cupy(folder):
-    """Build cupy's bindings of the runtime over ours, once for a wheel."""
+    """Build cupy's bindings over this runtime, once for each wheel."""
     (wheel,) = PACKAGES.glob(f"{MODULE}.*.so")
     if b"libcudart.so.13" in wheel.read_bytes():
         return
     version, work = importlib.metadata.version("cupy-cuda13x"), folder / "cupy-source"
     work.mkdir(exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    # What reads the name and version of the source distribution looks for no CUDA: cupy 14 knows the first name.
+    # Reading the name and version of the source distribution needs no CUDA; cupy 14 reads the first variable.
     environment = os.environ | {"READTHEDOCS": "True", "CUPY_INSTALL_NO_CUDA": "1"}
     if not list(work.glob("*.tar.gz")):
         run(*pip, "--no-binary", "cupy", "--dest", work, f"cupy=={version}", env=environment)
@@ -119,7 +119,7 @@ def cupy(folder):
 
 
 def cythonize():
-    """Translate the bindings to C++, with the settings of cupy's own build for CUDA 13."""
+    """Translate the bindings to C++, with cupy's settings for CUDA 13."""
     import Cython
     from Cython.Compiler.Main import CompilationOptions, compile
 
@@ -142,7 +142,7 @@ def cythonize():
 
 
 def main():
-    """Build all of it into the folder."""
+    """Build everything into the folder."""
     if sys.argv[1] == "--cythonize":
         return cythonize()
     folder = Path(sys.argv[1]).absolute()

@@ -1,10 +1,10 @@
-"""A program that lets every call of the CUDA driver fail once, and says what did not come out right.
+"""A program that makes every call of the CUDA driver fail once, and reports wrong results.
 
-``python driver_failures.py GROUP[=PART] ...`` runs the cases of a group whose names contain the part, on the recording
-driver that DLX_CUDA_DRIVER names. For each case, call number 1 fails, then number 2, and so on, until all of them go
-through: with an error of that call alone, and with one after which all of CUDA fails; on a driver that was never used,
-and on one that was. After each: an error that names the call, or a right result in the right order; no context, capture
-mode, managed tensor, event or device memory is left; the same call works.
+``python tests/support cuda.driver_failures GROUP[=PART] ...`` runs the cases of a group whose names contain PART, over
+the recording driver in DLX_CUDA_DRIVER. For each case, call number 1 fails, then number 2, and so on, until every call
+succeeds. The error affects that call alone, or all later calls; the driver is fresh, or in use. Afterwards: an error
+that names the call, or a right result in the right order; no context, capture mode, managed tensor, event or device
+memory is left; the same call works.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ UNDONE = {
     "cuMemAddressFree": ["blocks"],
     "cuMemRelease": ["allocations"],
 }
-"""What a call leaves behind where it is the call that gives it back which fails, so that nobody can."""
+"""Remains of calls whose release failed."""
 
 
 class Wrong(Exception):
-    """Something that must hold does not."""
+    """A violated condition."""
 
 
 class Case(NamedTuple):
-    """One call: what it is made of, and what it does."""
+    """One call: its source and its action."""
 
     name: str
     make: Any
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
 
 class Counted(FakeCuda):
-    """The driver, and how many blocks frameworks have taken from it, which never give them back."""
+    """The driver, with a count of the blocks that frameworks took and never free."""
 
     def reset(self, devices=2):
         self.taken = 0
@@ -77,7 +77,7 @@ class Counted(FakeCuda):
 
 
 class World:
-    """The driver, and frameworks that work on streams of its devices."""
+    """The driver, and frameworks with streams on its devices."""
 
     def __init__(self, patch):
         self.cuda = Counted(os.environ["DLX_CUDA_DRIVER"])
@@ -95,48 +95,48 @@ class World:
         }
 
     def __getattr__(self, name):
-        """A framework by its letter."""
+        """Return a framework by its letter."""
         try:
             return self.frameworks[name]
         except KeyError:
             raise AttributeError(name) from None
 
     def begin(self):
-        """Start anew: a driver that nobody has used, with streams of its own for each framework."""
+        """Start again: a fresh driver, and new streams for each framework."""
         native.lib.dlx_cuda_forget()
         native.routes_clear()
         self.cuda.reset()
         for framework in self.frameworks.values():
             framework.device = 0
-            # Of a stream that no adapter names dlx knows when it is done if the legacy stream waits for it.
+            # No adapter names this stream; dlx knows that it is done if the legacy stream waits for it.
             named = framework.adapter.streams.current is not None
             framework._streams = {d: gpulib.Stream(self.cuda.stream(d, blocking=not named), d) for d in (0, 1)}
         self.reader = {d: self.cuda.stream(d, blocking=True) for d in (0, 1)}
 
     def made(self, letter, device=0, **facts):
-        """An array of a framework, with known bytes that its stream has written."""
+        """Return a framework's array with known bytes, written on its stream."""
         array = self.frameworks[letter].made(device, **facts)
         self.cuda.poke(array.ptr, BYTES)
         return array
 
     def own(self, device=0):
-        """A dlx.Tensor that a framework's stream has written."""
+        """Return a dlx.Tensor that a framework's stream has written."""
         return dlx.convert(self.made("a", device), to="dlx")
 
     def view(self, shape, strides):
-        """A dlx.Tensor with gaps."""
+        """Return a dlx.Tensor with gaps."""
         whole = self.made("a")
         self.cuda.settle()  # such memory is ready by definition
         return dlx.from_pointer(whole.ptr, shape, "uint8", strides=strides, device="cuda:0", owner=whole)
 
     def fresh(self):
-        """Memory of dlx's own."""
+        """Return memory that dlx allocates."""
         tensor = dlx.empty(N, "uint8", "cuda:0")
         self.cuda.poke(tensor.data_ptr, BYTES)
         return tensor
 
     def bytes_at(self, tensor):
-        """The elements of a tensor of bytes, wherever it is."""
+        """Return the bytes of a tensor on any device."""
         start = tensor.data_ptr + tensor.byte_offset
         if tensor.strides == (1,):
             return self.cuda.peek(start, tensor.nbytes)
@@ -145,7 +145,7 @@ class World:
         return b"".join(self.cuda.peek(start + step, 1) for step in steps)
 
     def seen(self, result):
-        """What a result says; a consumer's kernel reads it where it is on a device, and nobody races."""
+        """Return the properties of a result; a consumer's kernel reads it on a device, without a race."""
         if isinstance(result, dict):
             return {key: self.seen(each) for key, each in result.items()}
         if isinstance(result, list | tuple):
@@ -176,7 +176,7 @@ def to(name, **options):
 
 
 def shared():
-    """What is read where it is: each kind of producer and consumer, one array and a tree on two devices."""
+    """Shared memory: each kind of producer and consumer, one array, and a tree on two devices."""
     for source in ("a", "p", "e", "dlx"):
         for target in ("liba", "libq", "libb", "libe", "dlx"):
             if source == "dlx" == target or target == f"lib{source}":
@@ -195,7 +195,7 @@ def shared():
     yield Case("collected", lambda w: [w.made("a"), w.made("p")], to("libb", errors="collect"))
     yield Case("on one stream", lambda w: w.made("a"), on_one_stream)
     yield Case(
-        "a stream that is said", lambda w: w.made("a"), lambda w, x: dlx.convert(x, to="dlx", stream=w.reader[0])
+        "a stream that is passed", lambda w: w.made("a"), lambda w, x: dlx.convert(x, to="dlx", stream=w.reader[0])
     )
     yield Case("no stream", lambda w: w.own(), lambda w, x: dlx.convert(x, to="libb", stream=-1) and None)
     yield Case("lazy", lambda w: [w.made("p"), w.made("a")], lambda w, x: list(dlx.convert(x, to="libb", lazy=True)))
@@ -221,7 +221,7 @@ def moved():
         yield Case(f"a copy of dlx's, {target}", lambda w: w.fresh(), to(target, copy=True))
         yield Case(f"another device, {target}", lambda w: w.made("a"), to(target, device="cuda:1"))
         yield Case(f"with gaps, {target}", lambda w: w.view((4, 8), (16, 1)), to(target, copy=True))
-        yield Case(f"of streams of their own, {target}", lambda w: w.made("e"), to(target, device="cuda:1"))
+        yield Case(f"with separate streams, {target}", lambda w: w.made("e"), to(target, device="cuda:1"))
     yield Case("to the host", lambda w: w.made("a"), to("numpy", device="cpu"))
     yield Case("many to the host", lambda w: [w.made("a"), w.own(), w.made("p", 1)], to("numpy", device="cpu"))
     yield Case("with gaps to the host", lambda w: w.view((4, 8), (16, 1)), to("numpy", device="cpu"))
@@ -243,7 +243,7 @@ def moved():
 
 
 def made_and_dropped(w, held):
-    """Make memory of dlx's own, and give it up while a stream reads it."""
+    """Allocate memory with dlx, and release it while a stream reads it."""
     tensor = w.fresh()
     stream = w.reader[0]
     capsule = tensor.__dlpack__(stream=stream, max_version=(1, 3))
@@ -255,7 +255,7 @@ def made_and_dropped(w, held):
 
 
 def released():
-    """Memory that is given up while its consumer works, looked for, and found done."""
+    """Memory that is released while its consumer works, before and after the work is done."""
     for letter, target in (("a", "libb"), ("p", "libq"), ("a", "dlx"), ("e", "libb")):
         for stream in ("side", "legacy", "per-thread"):
             yield Case(
@@ -267,7 +267,7 @@ def released():
 
 
 def used_and_dropped(w, arrays, target, stream):
-    """Let a consumer's stream read memory that it gives up meanwhile; the producer then writes to it."""
+    """Release memory while a consumer's stream reads it; then the producer writes to it."""
     handle = {"side": w.cuda.stream(), "legacy": LEGACY, "per-thread": 2}[stream]
     framework = w.frameworks.get(target[3:], w.b)
     with framework.on(handle):
@@ -283,7 +283,7 @@ def used_and_dropped(w, arrays, target, stream):
 
 
 def looked_for(w, arrays):
-    """Look for what is done while it is not, and once it is."""
+    """Release finished memory before and after the work is done."""
     handle = w.b.handle(0)
     made = dlx.convert(arrays[0], to="libb")
     w.cuda.stall(handle)
@@ -297,7 +297,7 @@ def looked_for(w, arrays):
 
 
 def captured():
-    """During a capture, which goes on unharmed."""
+    """Calls during a capture, which stays valid."""
     for mode in (GLOBAL, 1):
         yield Case(f"the same stream, {mode}", lambda w: w.made("a"), lambda w, x, m=mode: in_capture(w, x, m, "same"))
         yield Case(f"another stream, {mode}", lambda w: w.made("a"), lambda w, x, m=mode: in_capture(w, x, m, "other"))
@@ -306,7 +306,7 @@ def captured():
 
 
 def in_capture(w, array, mode, what):
-    """Convert while a stream captures; whatever happens, the capture is whole."""
+    """Convert while a stream captures; the capture must stay valid."""
     capturing = w.cuda.stream() if what in ("elsewhere", "memory") else w.b.handle(0)
     w.cuda.capture(capturing, mode)
     try:
@@ -327,7 +327,7 @@ def in_capture(w, array, mode, what):
 
 
 def asked():
-    """Questions, plans, and what C programs and other libraries ask of dlx.Tensor."""
+    """Queries, plans, and calls of dlx.Tensor by C programs and other libraries."""
     yield Case("where, device", lambda w: w.made("a").ptr, lambda w, x: str(driver.where(x)))
     yield Case("where, pinned", lambda w: w.cuda.alloc(N, kind=PINNED), lambda w, x: str(driver.where(x)))
     yield Case("plan", lambda w: w.made("a"), lambda w, x: planned(x, to="dlx", device="cuda:1"))
@@ -351,7 +351,7 @@ def asked():
 
 
 def planned(obj, **options):
-    """Return the steps of a plan; what it says that `convert` would raise is raised."""
+    """Return the steps of a plan; raise its error."""
     plan = dlx.plan(obj, **options)
     if plan.error is not None:
         raise plan.error
@@ -359,7 +359,7 @@ def planned(obj, **options):
 
 
 def managed(w):
-    """A dlx.Tensor over managed memory."""
+    """Return a dlx.Tensor over managed memory."""
     return dlx.convert(w.made("a", kind=MANAGED), to="dlx")
 
 
@@ -398,7 +398,7 @@ def in_using(w, array):
 
 
 def in_generator(w, array):
-    """The same in steps."""
+    """Work in another framework in steps, on the caller's stream."""
 
     @dlx.using("libb")
     def work(x):
@@ -419,7 +419,7 @@ def tables():
 
 
 def allocated(w, like):
-    """Let a foreign program allocate device memory by the table; what it reports is raised."""
+    """Make a foreign program allocate device memory through the table; raise the error that it reports."""
     prototype = native.ffi.new("DLTensor*")
     shape = native.ffi.new("int64_t[]", [N])
     prototype.shape, prototype.ndim, prototype.dtype = shape, 1, (1, 8, 1)
@@ -431,7 +431,7 @@ def allocated(w, like):
 
 
 def sharing():
-    """Memory of several processes: what shares it; the same process looks at it again."""
+    """Memory shared between processes: the sharing side, which reads it again."""
     for by in ("handle", "descriptor"):
 
         def make(w, by=by):
@@ -445,20 +445,20 @@ def sharing():
 
 
 def planted():
-    """Programs that do it wrong, which must be found."""
+    """Wrong programs, which must be found."""
     yield Case("an order that is not made", lambda w: w.made("a"), without_looking)
     yield Case("an error of another kind", lambda w: w.made("a"), misnamed)
     yield Case("a tensor that is kept", lambda w: w.made("a"), keeping)
 
 
 def without_looking(w, array):
-    """Order two streams, and go on where that failed."""
+    """Order two streams, and continue after a failure."""
     native.lib.dlx_cuda_order(0, w.a.handle(0), 0, w.b.handle(0))
     return w.b.Array(array.tensor)
 
 
 def misnamed(w, array):
-    """Raise what says nothing of the driver."""
+    """Raise an error that does not name the driver."""
     try:
         return dlx.convert(array, to="libb")
     except dlx.errors.DlxError:
@@ -469,7 +469,7 @@ _kept = []
 
 
 def keeping(w, array):
-    """Keep a tensor where the conversion fails."""
+    """Keep a tensor if the conversion fails."""
     try:
         return dlx.convert(array, to="libb")
     except dlx.errors.DlxError:
@@ -478,7 +478,7 @@ def keeping(w, array):
 
 
 def by_handle(cuda, yes):
-    """Let the driver share memory by handles, or by descriptors."""
+    """Make the driver share memory by handles, or by descriptors."""
     cuda._lib.fake_set_sharing(int(yes), int(not yes))
 
 
@@ -489,14 +489,14 @@ def shared_here(w, obj, **options):
 
 
 def shared_from_the_start(w, _):
-    """Make memory that others can open."""
+    """Allocate memory that other processes can open."""
     tensor = dlx.empty(N, "uint8", "cuda:1", shared=True)
     w.cuda.poke(tensor.data_ptr, BYTES)
     return shared_here(w, tensor)
 
 
 def attaching():
-    """What another process shares, by handle and by descriptor."""
+    """Memory of another process, by handle and by descriptor."""
     for by, handle in json.loads(os.environ["DLX_HANDLES"]).items():
         for target in ("dlx", "libb"):
             yield Case(
@@ -538,7 +538,7 @@ GROUPS = {
 
 
 def words(error):
-    """Return all that an error says: its notes, what it collects, and its causes."""
+    """Return the whole text of an error: its notes, collected errors and causes."""
     said = [str(error), *getattr(error, "__notes__", ())]
     for each in getattr(error, "exceptions", ()):
         said.append(words(each))
@@ -548,20 +548,20 @@ def words(error):
 
 
 def is_said(name, code, error):
-    """Return whether an error names the call that failed, or what failed because of it."""
-    if name == "cuThreadExchangeStreamCaptureMode":  # what a capture forbids then fails by itself
+    """Return True if an error names the failed call, or one that failed because of it."""
+    if name == "cuThreadExchangeStreamCaptureMode":  # calls that a capture forbids fail by themselves
         return "failed with CUDA" in words(error)
     return (name if code == SINGLE else str(code)) in words(error)
 
 
 def complaints(w, name):
-    """Return what a driver's calls have left that should not be there."""
+    """Return what a driver's calls left behind."""
     found = {"depth": w.cuda.depth, "mode": w.cuda.mode}
     return {key: value for key, value in found.items() if value and key not in UNDONE.get(name, ())}
 
 
 def attempt(w, case, code, number, is_warm, expected):
-    """Let one call fail; return its name, and whether an error was raised."""
+    """Make one call fail; return its name, and whether an error was raised."""
     w.begin()
     if is_warm:
         once(w, case)
@@ -607,7 +607,7 @@ def attempt(w, case, code, number, is_warm, expected):
 
 
 def finish(w, case, kept, name, code, expected):
-    """Call once more without a failure, give everything up, and look for what is left."""
+    """Call again without a failure, release everything, and check that nothing is left."""
     try:
         found = w.seen(case.act(w, kept[0])) if kept else once(w, case)
     except Exception as error:
@@ -628,7 +628,7 @@ def finish(w, case, kept, name, code, expected):
 
 
 def once(w, case):
-    """Make a source and do the call; return what is seen of it."""
+    """Build a source and make the call; return the properties of its result."""
     source = case.make(w)
     result = case.act(w, source)
     found = w.seen(result)
@@ -638,7 +638,7 @@ def once(w, case):
 
 
 def run(w, case, code, is_warm):
-    """Let every call fail once; return how many there are, and how often an error was raised."""
+    """Make every call fail once; return the number of calls, and of errors."""
     w.begin()
     expected = once(w, case)
     number = failures = 0
@@ -655,7 +655,7 @@ def run(w, case, code, is_warm):
 
 
 def main(*wanted):
-    """Run the cases of groups; the exit status says whether all were right."""
+    """Run the cases of groups; return the exit status."""
     faulthandler.enable()
     if any(each.startswith("attaching") for each in wanted) and "DLX_HANDLES" not in os.environ:
         return while_sharing(program("cuda.driver_failures", *wanted))

@@ -1,4 +1,4 @@
-"""The recording driver of fake_cuda.c, as tests steer it."""
+"""Python control of the recording driver, fake_cuda.c."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESULTS = {
 
 
 class FakeCuda:
-    """Calls of the driver, and what they would mean on a device."""
+    """Calls of the driver, and their effects on an imaginary device."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -38,7 +38,7 @@ class FakeCuda:
         self._stalled = []
 
     def __getattr__(self, name):
-        """Numbers without arguments: races, misuses, syncs, blocked, events, blocks, depth, mode, current.
+        """Return a counter: races, misuses, syncs, blocked, events, blocks, depth, mode, current.
 
         Since the record of calls began: how often memory was `mapped` from the system, or `returned` to it by a pool.
         """
@@ -47,7 +47,7 @@ class FakeCuda:
         return getattr(self._lib, f"fake_{name}")()
 
     def reset(self, devices=2):
-        """Start anew; nothing of before may be in use."""
+        """Start again; nothing from before may be in use."""
         self._stalled.clear()
         self._lib.fake_reset(devices)
 
@@ -56,58 +56,58 @@ class FakeCuda:
         self._lib.fake_forget()
 
     def count(self, *names):
-        """How often these entry points were called since the record began; all of them without a name."""
+        """Return the number of calls of these entry points, or of all, since the record began."""
         return sum(self._lib.fake_calls(name.encode()) for name in names or ("",))
 
     def held(self, *names):
-        """How many of them were made by a thread that held the GIL: where one takes long, all of Python waits."""
+        """Return the number of calls with the GIL held: a slow one blocks all of Python."""
         return sum(self._lib.fake_held(name.encode()) for name in names or ("",))
 
     def copies(self, below=0):
-        """How many copies were asked for since the record began; `below`: of fewer bytes than this power of two."""
+        """Return the number of copies since the record began; `below`: of fewer bytes than this power of two."""
         return self._lib.fake_copies(ctypes.c_size_t(below))
 
     @property
     def ordering(self):
-        """Calls that order streams."""
+        """Return the calls that order streams."""
         return self.count("cuEventRecord", "cuStreamWaitEvent")
 
     @property
     def log(self):
-        """Calls that matter, in order."""
+        """Return the relevant calls, in order."""
         return self._lib.fake_log().decode().splitlines()
 
     @property
     def report(self):
-        """What races and misuses there were, in words."""
+        """Return the races and misuses as text."""
         return self._lib.fake_report().decode()
 
     def clear_report(self):
-        """Forget races, misuses and waits, which a test has provoked."""
+        """Forget the races, misuses and waits that a test has provoked."""
         self._lib.fake_clear_report()
 
     def fail(self, name, code, after=0):
-        """Let one call fail, after so many that go well. After 700 and 719 every later call fails, as on a device."""
+        """Make one call fail after `after` good ones. After 700 and 719 every later call fails, as on a device."""
         self._lib.fake_fail(name.encode(), code, after)
 
     def fail_number(self, number, code):
-        """Let the call of this number fail from now on, whichever it is; 1 = the next one. 0: none."""
+        """Make the call with this number fail from now on; 1 is the next call, 0 none."""
         self._lib.fake_fail_number(ctypes.c_long(number), code)
 
     @property
     def failed_call(self):
-        """Which call that was; empty where there were not so many."""
+        """Return the name of the failed call; empty if there were fewer calls."""
         return self._lib.fake_failed_call().decode()
 
     def mend(self):
-        """Let calls go well again, as in a new process."""
+        """Make calls succeed again, as in a new process."""
         self._lib.fake_mend()
 
     @contextlib.contextmanager
     def slow(self, name):
-        """Let the next call of a name wait in the driver until the block is over, or for 10 seconds.
+        """Make the next call of a name wait in the driver until the block ends, or for 10 seconds.
 
-        `wait()` of what it gives is true once the call waits.
+        `wait()` of the yielded object returns True once the call waits.
         """
         self._lib.fake_hold(name.encode())
         try:
@@ -116,50 +116,50 @@ class FakeCuda:
             self._lib.fake_let_go()
 
     def settle(self):
-        """Let everything be done, and known to all: between tests that share a driver."""
+        """Finish all work, and make it known to all, between tests that share a driver."""
         self._lib.fake_settle()
 
     def set_pools(self, yes):
-        """Whether devices have stream-ordered allocators."""
+        """Set whether devices have stream-ordered allocators."""
         self._lib.fake_set_pools(int(yes))
 
     def set_peers(self, yes):
-        """Whether devices can be let see each other's memory."""
+        """Set whether devices can access each other's memory."""
         self._lib.fake_set_peers(int(yes))
 
     def stream(self, device=0, *, blocking=False):
-        """A stream's handle. Frameworks make theirs non-blocking."""
+        """Return the handle of a new stream, non-blocking as in frameworks."""
         return self._lib.fake_stream(device, int(blocking))
 
     def name_of(self, stream, device=0):
-        """What the log calls a stream."""
+        """Return a stream's name in the log."""
         return f"s{self._lib.fake_number(device, _U64(stream))}"
 
     def destroy(self, stream):
-        """Destroy a stream; using it afterwards is a misuse."""
+        """Destroy a stream; later use is a misuse."""
         self._lib.fake_stream_destroy(_U64(stream))
 
     def alloc(self, nbytes, device=0, kind=DEVICE):
-        """The address of memory."""
+        """Allocate memory; return its address."""
         return self._lib.fake_alloc(device, ctypes.c_size_t(nbytes), kind)
 
     def free(self, address):
-        """Give memory back; using it afterwards is a misuse."""
+        """Free memory; later use is a misuse."""
         self._lib.fake_free(_U64(address))
 
     def peek(self, address, nbytes):
-        """What memory holds, on a device too; no access that counts."""
+        """Return the content of memory, also on a device, without counting an access."""
         out = ctypes.create_string_buffer(nbytes)
         self._lib.fake_peek(_U64(address), ctypes.c_size_t(nbytes), out)
         return out.raw
 
     def poke(self, address, data):
-        """Let memory hold bytes."""
+        """Write bytes to memory, without counting an access."""
         data = bytes(data)
         self._lib.fake_poke(_U64(address), ctypes.c_size_t(len(data)), data)
 
     def is_alive(self, address):
-        """Whether memory has not been given back."""
+        """Return True if memory is not freed."""
         return bool(self._lib.fake_is_alive(_U64(address)))
 
     def write(self, stream, address, nbytes, device=0):
@@ -171,7 +171,7 @@ class FakeCuda:
         return bool(self._lib.fake_kernel(device, _U64(stream), _U64(address), ctypes.c_size_t(nbytes), 0))
 
     def copied(self, stream, address, nbytes, device=0):
-        """Let a copy read memory, as `read`; copies see what is on other devices."""
+        """Make a copy read memory, as `read` does; copies can access other devices."""
         return bool(self._lib.fake_kernel(device, _U64(stream), _U64(address), ctypes.c_size_t(nbytes), 2))
 
     def host_read(self, address, nbytes):
@@ -183,17 +183,17 @@ class FakeCuda:
         return bool(self._lib.fake_host_access(_U64(address), ctypes.c_size_t(nbytes), 1))
 
     def stall(self, stream, device=0):
-        """Let nothing that is put on the stream from now on get done."""
+        """Stop the stream: later work on it is not done."""
         self._stalled.append((device, stream))
         self._lib.fake_stall(device, _U64(stream))
 
     def resume(self, stream, device=0):
-        """Let the stream go on."""
+        """Continue the stream."""
         self._stalled = [each for each in self._stalled if each != (device, stream)]
         self._lib.fake_resume(device, _U64(stream))
 
     def resume_all(self):
-        """Let every stream go on."""
+        """Continue every stream."""
         for device, stream in self._stalled:
             self.resume(stream, device)
 
@@ -202,5 +202,5 @@ class FakeCuda:
         self._lib.fake_capture(device, _U64(stream), mode)
 
     def end_capture(self, stream, device=0):
-        """End it; 0 where it is whole, 901 where it was broken, 904 where other streams were drawn in."""
+        """End the capture; return 0 if it is valid, 901 if broken, 904 if it includes other streams."""
         return self._lib.fake_capture_end(device, _U64(stream))

@@ -1,10 +1,4 @@
-"""A module that behaves like cupy where dlx touches it, over the recording driver; written after cupy 14's sources.
-
-What matters of the original: streams are per thread and device and entered only while their device is current;
-`get_current_stream` without a device asks for the current one; `from_dlpack` sets the array's device, names the current
-stream, the legacy one as 1, asks for version 1.0 and drops the read-only flag; `kind` decides about dtypes. CUDA's
-runtime calls that device current whose context is.
-"""
+"""Return a fresh module over a driver."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from dlx._core.native import ffi
 
 
 class _Memory:
-    """Memory of the pool, reused at once on the stream that it was allocated on."""
+    """Pool memory, reused at once on its stream."""
 
     def __init__(self, driver, nbytes, device, kind, stream):
         self.driver, self.nbytes, self.device_id, self.stream = driver, nbytes, device, stream
@@ -28,7 +22,7 @@ class _Memory:
 
 
 class _Unowned:
-    """Memory that a tensor of DLPack holds."""
+    """Memory that a DLPack tensor holds."""
 
     def __init__(self, tensor):
         self.tensor, self.ptr, self.device_id = tensor, tensor.data_ptr, tensor.device.id
@@ -36,14 +30,14 @@ class _Unowned:
 
 
 class MemoryPointer:
-    """A place in memory."""
+    """A position in memory."""
 
     def __init__(self, mem, offset=0):
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
 
 class _BaseStream:
-    """What cupy's streams have in common."""
+    """The common part of cupy's streams."""
 
     module = None
 
@@ -60,7 +54,7 @@ class _BaseStream:
         return current
 
     def _set(self):
-        """Become current: streams of no device of their own do so on the device that is current now."""
+        """Become current; a stream without a device, on the current device."""
         place = self.device_id if self.device_id != -1 else self.module.cuda.runtime.getDevice()
         self.module._current[place] = self
 

@@ -1,7 +1,7 @@
-"""Frameworks that compute on the recording driver's devices: one with current streams, as torch and cupy have them.
+"""Frameworks that compute on the recording driver's devices, with current streams as in torch and cupy.
 
-Their kernels are reads and writes that the driver watches, and their allocator reuses memory at once, on the stream
-that it was allocated on, as those of torch and cupy do: memory that is given back too early is a race.
+Their kernels are reads and writes that the driver watches. Their allocator reuses memory at once, on the stream of its
+allocation, as torch's and cupy's do: memory that is freed too early is a race.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N = 64
 
 
 class Stream:
-    """A stream object, kept by whoever uses its handle."""
+    """A stream object that must outlive its handle."""
 
     def __init__(self, ptr, device_id=0):
         self.ptr, self.device_id = ptr, device_id
@@ -61,7 +61,7 @@ class Array:
 
 
 class Block:
-    """Memory of the framework's allocator; the allocator reuses it at once when it comes back."""
+    """Memory from the framework's allocator, which reuses it as soon as it is freed."""
 
     def __init__(self, framework, nbytes, device, stream, kind):
         self.framework, self.nbytes, self.device, self.stream = framework, nbytes, device, stream
@@ -75,7 +75,7 @@ class Block:
 
 
 class Framework(types.ModuleType):
-    """A framework with an adapter; streams are per device, the legacy one at first."""
+    """A framework with an adapter; streams are per device, initially the legacy one."""
 
     __version__ = "1.0"
 
@@ -86,20 +86,20 @@ class Framework(types.ModuleType):
         self.device = 0
         self._streams = {}
         self.Array = type("Array", (Array,), {"framework": self, "__module__": name})
-        self.heard = []  # streams that exports were told
+        self.heard = []  # streams that were passed to exports
 
     def current(self, device=None):
-        """The current stream object of a device."""
+        """Return the current stream object of a device."""
         return self._streams.get(self.device if device is None else device) or Stream(0, -1)
 
     def told(self, device):
-        """What the fast path asks."""
+        """Return the answers to the fast path."""
         self.asked += 1
         return self.current(device)
 
     @contextlib.contextmanager
     def on(self, handle, device=0):
-        """Work on a stream for a while."""
+        """Work on a stream within a block."""
         before = self._streams.get(device)
         self._streams[device] = Stream(handle, device)
         try:
@@ -111,7 +111,7 @@ class Framework(types.ModuleType):
         return self.current(device).ptr or 1
 
     def made(self, device=0, *, kind=2, shape=(N,), strides=None, readonly=False):
-        """A new array, written by a kernel on the current stream."""
+        """Return a new array, written by a kernel on the current stream."""
         block = Block(self, N, device, self.handle(device), kind)
         place = (2 if kind == 2 else 13, device)
         tensor = native.tensor_new(
@@ -131,7 +131,7 @@ class Framework(types.ModuleType):
 
 
 class GpuDevices(Devices):
-    """The devices of such a framework."""
+    """The devices of this framework."""
 
     def __init__(self, framework):
         self.framework = framework
@@ -150,7 +150,7 @@ class GpuDevices(Devices):
 
 
 class GpuAdapter(Adapter):
-    """The adapter of such a framework."""
+    """The adapter of this framework."""
 
     install = "not to be had"
 
@@ -189,7 +189,7 @@ class GpuAdapter(Adapter):
 
 
 class NewDevices(GpuDevices):
-    """Those of a framework that makes the memory of copies itself."""
+    """Devices of a framework that allocates the memory of copies itself."""
 
     def new_array(self, shape, dtype, device, strides):
         stream = self.framework.handle(device.id)
@@ -198,7 +198,7 @@ class NewDevices(GpuDevices):
 
 
 class FreshAdapter(GpuAdapter):
-    """One that makes the memory of copies itself, as torch does."""
+    """The adapter of a framework that allocates the memory of copies itself, as torch does."""
 
     def __init__(self, framework, **facts):
         super().__init__(framework, **facts)
@@ -206,7 +206,7 @@ class FreshAdapter(GpuAdapter):
 
 
 class QuickAdapter(GpuAdapter):
-    """One whose arrays take the fast path: what it tells of them holds for writable arrays."""
+    """An adapter whose arrays take the fast path; its facts hold for writable arrays."""
 
     def __init__(self, framework, **facts):
         super().__init__(framework, **facts)
@@ -220,7 +220,7 @@ class QuickAdapter(GpuAdapter):
 
 
 class EventAdapter(GpuAdapter):
-    """One whose arrays each have a stream of their own, so that there is no current one; it speaks for itself."""
+    """The adapter of a framework whose arrays each have a stream, so it has no current stream and orders itself."""
 
     def stream_support(self):
         return StreamSupport(activate=super().stream_support().activate)
@@ -234,7 +234,7 @@ class EventAdapter(GpuAdapter):
 
 
 def install(monkeypatch, name, cuda, kind=GpuAdapter, **facts):
-    """Make a framework known to dlx for one test."""
+    """Register a framework with dlx for one test."""
     import sys
 
     from dlx._registry.registry import Plugin, registry

@@ -1,8 +1,8 @@
-"""Compare what dlx declares of the CUDA driver with NVIDIA's cuda.h, of CUDA 12 and of CUDA 13: `nox -s cuda`.
+"""Comparison of dlx's declarations of the CUDA driver with NVIDIA's cuda.h of CUDA 12 and 13: `nox -s cuda`.
 
-    python tests/support/cuda_headers.py FOLDER
+    python tests/support/cuda/headers.py FOLDER
 
-FOLDER keeps the headers that are downloaded.
+FOLDER keeps the downloaded headers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HEADERS = ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-runtime==13.5.37")
 
 
 def main():
-    """Run the compiler for each version; status 1 where it finds a difference."""
+    """Run the compiler for each version; return 1 if it finds a difference."""
     failed = False
     for requirement in HEADERS:
         target = Path(sys.argv[1]) / requirement

@@ -1,4 +1,4 @@
-"""What a machine has for `nox -s gpu`: its driver and devices, or one sentence and status 3."""
+"""The driver and devices of a machine for `nox -s gpu`, or a sentence and status 3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main():
-    """Ask the driver itself, before anything is installed."""
+    """Query the driver itself, before anything is installed."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -19,7 +19,7 @@ def main():
         return 3
     print(f"driver of CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} device(s)")
     if version.value < 13000:
-        print("note: torch and cupy of the Makefile are of CUDA 13, which such a driver does not run; others:")
+        print("note: noxfile.py installs torch and cupy for CUDA 13, which this driver cannot run; use other versions:")
         print('note: GPU_FRAMEWORKS="torch==2.9.1 cupy-cuda12x jax[cuda12]" nox -s gpu')
     for number in range(count.value):
         name, major, minor = ctypes.create_string_buffer(100), ctypes.c_int(), ctypes.c_int()

@@ -1,6 +1,6 @@
-"""The CUDA builds of torch and cupy, as they are published, on the recording driver; `nox -s cuda` builds that.
+"""The published CUDA builds of torch and cupy over the recording driver; `nox -s cuda` builds it.
 
-Copies are true, kernels do nothing. Tests stand in for a kernel with `FakeCuda.read` and `FakeCuda.write`.
+Copies are real, kernels do nothing: tests replace a kernel by `FakeCuda.read` and `FakeCuda.write`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FOLDER", "Cupy", "Torch", "cuda", "cupy", "handle_of", "pending", "t
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """The driver that torch and cupy use as well, or a skip; it is as it was when the test is over."""
+    """The driver that torch and cupy also use, or a skip; the test must leave it unchanged."""
     if not FOLDER:
         pytest.skip("this needs the CUDA builds of torch and cupy on the recording driver: nox -s cuda")
     path = Path(FOLDER) / "libcuda.so.1"
@@ -57,14 +57,14 @@ def torch(cuda):
 
 @pytest.fixture
 def cupy(cuda):
-    """The wheel of cupy with its own bindings of the runtime, with two devices."""
+    """The wheel of cupy with rebuilt bindings of the runtime, and two devices."""
     module = pytest.importorskip("cupy")
     assert module.cuda.runtime.getDeviceCount() == 2
     return module
 
 
 class Original:
-    """A published framework, with what the tests of its adapter add to it."""
+    """A published framework, with additions for the tests of its adapter."""
 
     def __init__(self, name, cuda, request):
         mark = request.node.get_closest_marker("stand_in")
@@ -78,13 +78,13 @@ class Original:
 
 
 class Cupy(Original):
-    """cupy, with arrays that a kernel has written."""
+    """cupy, with arrays written by a kernel."""
 
     def __init__(self, cuda, request):
         super().__init__("cupy", cuda, request)
 
     def full(self, shape, dtype, kind=DEVICE):
-        """An array on the current device that the current stream writes; `kind` says the kind of memory."""
+        """Return an array on the current device, written on the current stream; `kind` is the kind of memory."""
         module = self.module
         if kind == MANAGED:
             nbytes = math.prod(shape) * module.dtype(dtype).itemsize
@@ -97,13 +97,13 @@ class Cupy(Original):
 
 
 class Torch(Original):
-    """torch, with tensors of 64 bytes that a kernel has written."""
+    """torch, with tensors of 64 bytes written by a kernel."""
 
     def __init__(self, cuda, request):
         super().__init__("torch", cuda, request)
 
     def empty(self, number=0):
-        """A tensor on a device that the current stream there writes."""
+        """Return a tensor on a device, written on the current stream there."""
         tensor = self.module.empty(64, dtype=self.module.uint8, device=f"cuda:{number}")
         stream = self.module.cuda.current_stream(number).cuda_stream or LEGACY
         self.driver.write(stream, tensor.data_ptr(), 64, number)
@@ -111,11 +111,11 @@ class Torch(Original):
 
 
 def pending():
-    """How many arrays are still in use by a device."""
+    """Return the number of arrays that a device still uses."""
     return native.lib.dlx_cuda_release_pending()
 
 
 def handle_of(stream):
-    """The handle of a stream of torch or cupy, as the driver knows it."""
+    """Return the driver's handle of a torch or cupy stream."""
     handle = getattr(stream, "cuda_stream", None)
     return (stream.ptr if handle is None else handle) or 1

@@ -1,4 +1,4 @@
-"""A real CUDA device for the tests marked `gpu`, or a skip; slow kernels, and streams that are warm."""
+"""A real CUDA device for tests with the mark `gpu`, or a skip; slow kernels, and warm streams."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dlx._core import native
 from dlx.errors import DeviceError
 
 N = 1 << 22
-SLOW = 1_000_000_000  # cycles: some half a second
+SLOW = 1_000_000_000  # cycles, about half a second
 
 __all__ = ["N", "SLOW", "cupy", "gpu", "jax", "late_ones", "quiet", "torch", "warm_stream"]
 
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    """The real driver, or a skip; nothing may wait for the device in the end."""
+    """The real driver, or a skip; at the end nothing may wait for the device."""
     monkeypatch.delenv("DLX_CUDA_DRIVER")
     native.lib.dlx_cuda_forget()
     try:
@@ -34,7 +34,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def torch(gpu):
-    """Its torch, with a device, or a skip."""
+    """PyTorch with a device, or a skip."""
     module = pytest.importorskip("torch")
     if not module.cuda.is_available():
         pytest.skip("this torch has no CUDA device")
@@ -43,7 +43,7 @@ def torch(gpu):
 
 @pytest.fixture
 def cupy(gpu):
-    """Its cupy, with a device, or a skip."""
+    """CuPy with a device, or a skip."""
     module = pytest.importorskip("cupy")
     if not module.cuda.is_available():
         pytest.skip("this cupy has no CUDA device")
@@ -52,8 +52,8 @@ def cupy(gpu):
 
 @pytest.fixture
 def jax(gpu):
-    """Its jax, with a device, or a skip."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes most of the device
+    """JAX with a device, or a skip."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # by default it takes most of the device
     module = pytest.importorskip("jax")
     try:
         module.local_devices(backend="cuda")
@@ -63,7 +63,7 @@ def jax(gpu):
 
 
 def quiet(seconds=10):
-    """Wait until nothing waits for the device any more; return what still does."""
+    """Wait until nothing waits for the device; return the number that still does."""
     gc.collect()
     end = time.monotonic() + seconds
     while driver.release_pending() and time.monotonic() < end:
@@ -72,10 +72,10 @@ def quiet(seconds=10):
 
 
 def warm_stream(torch):
-    """A new stream of torch's, with one free block of N floats in its pool.
+    """Return a new torch stream with one free block of N floats in its pool.
 
-    Every kernel of the tests has run before: the first run of a kernel loads its code, which waits for the whole
-    device, and so would let a test of order pass that has none.
+    Every kernel of the tests has run before: the first run of a kernel loads its code and waits for the whole device,
+    so a test of missing order would pass.
     """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -89,7 +89,7 @@ def warm_stream(torch):
 
 
 def late_ones(torch):
-    """A tensor of zeros that a slow kernel on the current stream turns into ones."""
+    """Return a tensor of zeros that a slow kernel on the current stream turns into ones."""
     tensor = torch.zeros(N, device="cuda")
     torch.cuda.synchronize()
     torch.cuda._sleep(SLOW)

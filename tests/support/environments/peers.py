@@ -1,10 +1,9 @@
-"""Other libraries' own tests of DLPack, run with their `from_dlpack` answered by `dlx.convert`: `nox -s peers`.
+"""Other libraries' DLPack tests with `dlx.convert` as their `from_dlpack`: `nox -s peers`.
 
-Nothing of theirs is kept here: numpy's tests are in its wheel, torch's and jax's are fetched for the version that is
-installed (`--from FOLDER` takes them from there), the others' are checkouts in FOLDER. What is not to be had is left
-out with a sentence.
-tests/support/peers.toml lists the tests that fail on purpose, each with its reason; a test that fails and is not listed
-ends the run with status 1, and so does one that is listed and passes.
+numpy's tests are in its wheel. torch's and jax's are downloaded for the installed version, or read from a folder
+(`--from FOLDER`). The others are checkouts in FOLDER. Missing tests are left out with a note.
+tests/support/environments/peers.toml lists the tests that fail on purpose, with reasons. Status 1: another test fails,
+or a listed test passes.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ class Suite(NamedTuple):
     """One library's tests."""
 
     file: str
-    """Its name; of numpy's, the path inside the package; of a checkout, its folder's name and the path in it."""
+    """The file's name; for numpy, the path in the package; for a checkout, the path with its folder."""
     url: str | None
-    """Where it is for a version; empty: in the package; None: a checkout, which comes by ``--from`` only."""
+    """The address for a version; empty: in the package; None: a checkout in the folder of ``--from``."""
     functions: tuple[str, ...]
-    """What `dlx.convert` stands in for; the first part of each names the target."""
+    """The functions that `dlx.convert` replaces; the first part of each names the target."""
     needs: tuple[str, ...] = ()
-    """Further modules that the tests import."""
+    """Other modules that the tests import."""
     package: str = ""
-    """What it is about, where that is not the suite's own name."""
+    """The tested package, if its name is not the suite's."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables of the process that runs it."""
+    """Environment variables of its process."""
 
 
 SUITES = {
@@ -60,7 +59,7 @@ SUITES = {
         ("jax.dlpack.from_dlpack", "jax.numpy.from_dlpack"),
         needs=("absl",),
     ),
-    # The extension that these import is built from test_ndarray.cpp beside them, and found on PYTHONPATH.
+    # Build the extension from test_ndarray.cpp next to these tests, and put it on PYTHONPATH.
     "nanobind": Suite(
         "/".join(("nanobind", "tests", "test_ndarray.py")),
         None,
@@ -85,12 +84,12 @@ SUITES = {
 
 
 def pytest_configure(config):
-    """Put dlx in the place of a library's function, in the process of its tests."""
+    """Replace a library's function by dlx, in the process of its tests."""
     import dlx
 
     def around(theirs, name):
         def from_dlpack(x, /, device=None, copy=None, **options):
-            if isinstance(x, dlx.Tensor):  # it is dlx that calls
+            if isinstance(x, dlx.Tensor):  # dlx makes the call
                 return theirs(x, **options)
             return dlx.convert(x, to=name, device=device, copy=copy)
 
@@ -103,7 +102,7 @@ def pytest_configure(config):
 
 
 def found(name, suite, given, folder):
-    """Return the path of a suite's file, or a sentence that says why there is none."""
+    """Return the path of a suite's file, or the reason why it is missing."""
     try:
         version = importlib.metadata.version(suite.package or name).partition("+")[0]
         package = Path(importlib.import_module(suite.package or name).__file__).parent
@@ -143,7 +142,7 @@ def results(name, path, folder):
 
 
 def main():
-    """Run the suites, and compare what fails with what is listed."""
+    """Run the suites, and compare their failures with the list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", choices=[*SUITES, []], help="only these")
     parser.add_argument("--from", dest="given", help="a folder with the files of the suites")

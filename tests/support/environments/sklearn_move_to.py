@@ -1,9 +1,9 @@
-"""scikit-learn's `move_to`, written with dlx, under scikit-learn's own tests of it, as its wheel brings them.
+"""scikit-learn's `move_to`, written with dlx, and scikit-learn's tests of it from its wheel.
 
-    python tests/support/sklearn_move_to.py [arguments of pytest]
+    python tests/support environments.sklearn_move_to [arguments of pytest]
 
-It runs where scikit-learn 1.9 or later, pytest, scipy, array-api-strict, torch and dlx are installed, and ends with
-status 0 and a word where one is not.
+It needs scikit-learn 1.9 or later, pytest, scipy, array-api-strict, torch and dlx; if one is missing it prints a note
+and ends with status 0.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import dlx
 from support.project import TESTS
 
 NEEDED = ("sklearn", "scipy", "pytest", "array_api_strict", "torch")
-LEAST = 3  # tests that must have run: from numpy to torch or back, sparse arrays, negative strides
+LEAST = 3  # the least number of tests: from numpy to torch and back, sparse arrays, negative strides
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # before scipy is imported
 
 
 def move_to(*arrays, xp, device):
-    """Move all arrays to a namespace and a device; None, and sparse arrays for numpy, stay as they are."""
+    """Move all arrays to a namespace and a device; None, and sparse arrays for numpy, stay unchanged."""
     like = xp.empty(0, device=device)
     moved = [array if array is None or stays(array, xp) else dlx.convert(array, like=like) for array in arrays]
     return moved[0] if len(moved) == 1 else tuple(moved)
 
 
 def stays(array, xp):
-    """Return whether an array is sparse; scikit-learn refuses those for other namespaces than numpy's."""
+    """Return True for a sparse array; scikit-learn refuses these for namespaces other than numpy."""
     from scipy import sparse
 
     if sparse.issparse(array) and not isinstance(xp.empty(0), importlib.import_module("numpy").ndarray):
@@ -43,7 +43,7 @@ def stays(array, xp):
 
 
 class Ran:
-    """Counts what has passed."""
+    """A counter of passed tests."""
 
     passed = 0
 
@@ -53,7 +53,7 @@ class Ran:
 
 
 def main() -> int:
-    """Put the function in the place of scikit-learn's, also in the processes that its tests start."""
+    """Replace scikit-learn's function, also in the processes that its tests start."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     module = None if missing else importlib.import_module("sklearn.utils._array_api")
     if not hasattr(module, "move_to"):
@@ -63,7 +63,7 @@ def main() -> int:
 
     testing = importlib.import_module("sklearn.utils._testing")
     run_script = testing.assert_run_python_script_without_output
-    if "timeout" in inspect.signature(run_script).parameters:  # its 60 s are too few beside other work
+    if "timeout" in inspect.signature(run_script).parameters:  # 60 s are too few on a busy machine
         testing.assert_run_python_script_without_output = functools.partial(run_script, timeout=250)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def main() -> int:
         module.move_to = move_to
         ran = Ran()
         tests = ["--pyargs", "sklearn.utils.tests.test_array_api", "-k", "move_to"]
-        settings = ["-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider"]  # none of this project
+        settings = ["-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider"]  # ignore this project's settings
         status = int(pytest.main([*tests, *settings, "-q", *sys.argv[1:]], plugins=[ran]))
     print(f"scikit-learn {importlib.import_module('sklearn').__version__}: {ran.passed} tests of move_to pass by dlx")
     return status or int(ran.passed < LEAST)

@@ -1,10 +1,10 @@
-"""Run tests with versions of frameworks, one after the other: `nox -s versions`, `nox -s frameworks`.
+"""Tests with versions of frameworks, one after the other: `nox -s versions`, `nox -s frameworks`.
 
-    python tests/support/versions.py --pythons PYTHON... [--only NAME...] [--keep] [--args "..."]
+    python tests/support environments.versions --pythons PYTHON... [--only NAME...] [--keep] [--args "..."]
 
-tests/versions.toml says which, and with which tests. dlx is built once for each Python, in ``.venv-versions-3.11``; a
-run has an environment of its own on top of that, ``.venv-versions``, made anew each time, so that no run finds what
-another one installed. With ``--keep`` it is called after what the run is about, and used again.
+tests/versions.toml lists the versions and their tests. dlx is built once for each Python, in ``.venv-versions-3.11``. A
+run installs its packages on top of that, in a new ``.venv-versions``, so that no run sees another run's packages. With
+``--keep`` the environment has the run's name and is used again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TOP = ROOT / ".venv-versions"
 
 
 def project(requirement):
-    """Return the name in a requirement, or in a line of constraints.txt, as indexes spell it."""
+    """Return the normalized project name in a requirement, or in a line of constraints.txt."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", requirement)[0]).lower()
 
 
 def title(run):
-    """Return the name of a run, or the requirement that it is about."""
+    """Return the name of a run, or its first requirement."""
     return run.get("name", run["install"][0])
 
 
 def base(python, version):
-    """Build dlx for an interpreter, with what tests need and no framework; return that environment's packages."""
+    """Build dlx for an interpreter, with the tests' packages and without frameworks; return its site-packages."""
     name = f".venv-versions-{version}"
     make = [
         "make",
@@ -49,7 +49,7 @@ def base(python, version):
 
 
 def installed(requirements, python, version, *, keep=""):
-    """Make an environment with these on top of the one with dlx; return its interpreter."""
+    """Create an environment with these packages on top of the one with dlx; return its interpreter."""
     below = base(python, version)
     top = TOP.with_name(f".venv-framework-{keep}") if keep else TOP
     made, stamp = top / ".made", " ".join([*requirements, version])
@@ -58,7 +58,7 @@ def installed(requirements, python, version, *, keep=""):
     shutil.rmtree(top, ignore_errors=True)
     subprocess.run([python, "-m", "venv", "--without-pip", str(top)], check=True)
     (packages,) = top.glob("lib/python*/site-packages")
-    # Its own packages come first, then those below, whose .pth files are read, too: dlx is an editable install.
+    # These packages come first, then those below, with their .pth files: dlx is an editable install.
     (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n", encoding="utf-8")
     named = {project(each) for each in requirements if "==" in each}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -71,7 +71,7 @@ def installed(requirements, python, version, *, keep=""):
 
 
 def tested(python, tests, arguments):
-    """Run the tests; return pytest's status and the line that counts them."""
+    """Run the tests; return pytest's status and its closing line."""
     command = [str(python), "-m", "pytest", "-q", "-rfE", *arguments, *tests]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         line = ""
@@ -81,12 +81,12 @@ def tested(python, tests, arguments):
 
 
 def main():
-    """Run what is asked for; status 1 where a test failed."""
+    """Run the selected versions; the status is 1 if a test failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pythons", nargs="*", default=[sys.executable], help="interpreters that run here")
-    parser.add_argument("--only", nargs="*", default=[], help="how a run begins, such as numpy or torch==2.9")
-    parser.add_argument("--keep", action="store_true", help="keep each environment for the next time")
-    parser.add_argument("--print", action="store_true", help="show what would be installed, and nothing else")
+    parser.add_argument("--pythons", nargs="*", default=[sys.executable], help="interpreters on this machine")
+    parser.add_argument("--only", nargs="*", default=[], help="start of a run's name, such as numpy or torch==2.9")
+    parser.add_argument("--keep", action="store_true", help="keep each environment for the next run")
+    parser.add_argument("--print", action="store_true", help="only print the requirements")
     parser.add_argument("--args", default="", help="arguments for pytest")
     options = parser.parse_args()
     runs = [run for run in TABLE["runs"] if title(run).startswith(tuple(options.only) or "")]

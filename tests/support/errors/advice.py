@@ -1,4 +1,4 @@
-"""What an error advises, tried on the real object: expressions in the text are evaluated, options looked up."""
+"""Tests of the advice in errors: evaluate its expressions on the real object, and look up its options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOSE = {"(": ")", "[": "]", "{": "}"}
 
 
 def expressions(text):
-    """Give the Python expressions in a sentence: chains such as ``.cat.codes`` and ``numpy.asarray(x)``, and dicts."""
+    """Yield the Python expressions in a sentence: chains such as ``.cat.codes`` and ``numpy.asarray(x)``, and dicts."""
     i = 0
     while i < len(text):
         found = re.compile(r"(?<![\w\])])(?:[A-Za-z_]\w*)?\.(?=[A-Za-z_])|(?<![\w.])[A-Za-z_]\w*(?=[(\[])|\{").search(
@@ -42,7 +42,7 @@ def expressions(text):
 
 
 def _closed(text, at):
-    """Return where the bracket that opens at a place is closed."""
+    """Return the position of the bracket that closes the one at this position."""
     waiting = []
     for i in range(at, len(text)):
         if text[i] in _CLOSE:
@@ -55,7 +55,7 @@ def _closed(text, at):
 
 
 class Names(dict):
-    """What a text's names mean: the object, values, and modules, imported when they are named."""
+    """The names in a text: the object, values, and modules, which are imported on first use."""
 
     def __missing__(self, name):
         if hasattr(builtins, name):
@@ -67,7 +67,7 @@ class Names(dict):
 
 
 def tried(text, obj):
-    """Return what the expressions of a text give for an object; those that fail for its values are left out.
+    """Return the values of a text's expressions for an object, except those that fail for its values.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def tried(text, obj):
             results.append(_value(code, names, text))
         except AssertionError:
             raise
-        except Exception:  # the object's values do not allow it
+        except Exception:  # the object's values do not support it
             continue
     return results
 
@@ -114,7 +114,7 @@ def _value(code, names, text):
 
 
 def check_options(text, action="convert"):
-    """Check that options that a text names are parameters of the function that was called, or of one in the text."""
+    """Check that options in a text are parameters of the called function, or of a function in the text."""
     outside = text
     for expression in expressions(text):
         outside = outside.replace(expression, "")
@@ -127,7 +127,7 @@ def check_options(text, action="convert"):
 
 
 def check_calls(text):
-    """Check that each call of dlx in a text has the parameters that it is given."""
+    """Check that each call of dlx in a text has the parameters that it names."""
     for call in re.findall(r"dlx\.[a-z_.]+\([^()]*\)", text):
         node = ast.parse(call.replace("...", "None"), mode="eval").body
         function = eval(ast.unparse(node.func), {"dlx": dlx})
@@ -145,7 +145,7 @@ _SUFFIXES = {".npy", ".npz", ".safetensors", ".arrow", ".gguf", ".pt"}  # of fil
 
 
 def declared(root):
-    """Give (file, text, expressions) for each advice in the source; ``value`` stands for what is filled in."""
+    """Yield (file, text, expressions) for each advice in the source; ``value`` replaces inserted values."""
     for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "adapters").glob("*.py")]):
         if path.parts[-2] in ("testing", "checks", "subjects", "support"):
             continue
@@ -166,13 +166,13 @@ def declared(root):
 
 
 def is_rooted(expression):
-    """Return whether an expression begins with a module; then its names are checked without any object."""
+    """Return True if an expression begins with a module; its names can be checked without an object."""
     root = re.match(r"[A-Za-z_]\w*", expression)
     return root is not None and root[0] not in (*ALIASES, "value", "handle", "Adapter", *dir(builtins))
 
 
 def check_rooted(expression):
-    """Check the names of an expression that begins with a module; return whether that is installed."""
+    """Check the names of an expression that begins with a module; return False if the module is missing."""
     names = re.match(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", expression)[0].split(".")
     try:
         found = importlib.import_module(NAMES.get(names[0], names[0]))
@@ -190,7 +190,7 @@ def check_rooted(expression):
 
 
 def check_on_class(expression, path):
-    """Check the first name of an expression on a class, ``package.module:Class``; skip what is not installed."""
+    """Check the first name of an expression on a class, ``package.module:Class``; skip missing modules."""
     module, _, name = path.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)

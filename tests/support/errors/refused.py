@@ -1,4 +1,4 @@
-"""Objects that dlx refuses, each with a library to make it: what the advice of the error is tried on."""
+"""Objects that dlx refuses, each with its library; tests try the errors' advice on them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 NAMES = {"np": "numpy", "pa": "pyarrow", "pd": "pandas", "pl": "polars", "tf": "tensorflow", "xr": "xarray"}
-"""What users call a module, and what it is."""
+"""The usual name of a module, and the module."""
 
 
 class Case(NamedTuple):
     """One refused object.
 
-    `make` gets the modules by the names that users give them. `works`: following the advice gives what dlx converts.
+    `make` receives the modules by the names that users give them. `works`: dlx converts the result of the advice.
     """
 
     needs: str
@@ -388,7 +388,7 @@ def fake(torch):
 
 
 def deleted(jax):
-    """Return an array whose memory is gone."""
+    """Return a deleted array, without memory."""
     made = jax.numpy.ones(2) + 1
     made.delete()
     return made

@@ -1,4 +1,4 @@
-"""Files of every format that `dlx.open` reads, written at random by the libraries that own the formats."""
+"""Random files of every format that `dlx.open` reads, written by the libraries of the formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH += ("float16", "complex64", "uint16")
 
 
 def numpy_array(np, draw):
-    """Draw an array of numpy, of any dtype, order and shape."""
+    """Draw a numpy array of any dtype, order and shape."""
     descr, shape = draw(st.sampled_from(DESCRS)), draw(st.sampled_from(SHAPES))
     array = np.zeros(shape, descr, draw(st.sampled_from("CF")))
     if array.dtype.kind in "iufc":
@@ -25,20 +25,20 @@ def numpy_array(np, draw):
 
 
 def torch_tensor(torch, draw):
-    """Draw a tensor of torch."""
+    """Draw a torch tensor."""
     dtype, shape = getattr(torch, draw(st.sampled_from(TORCH))), draw(st.sampled_from(SHAPES))
     return torch.ones(shape).to(dtype)
 
 
 def write_npy(path, draw):
-    """One array, or pickled objects."""
+    """Write one array, or pickled objects."""
     np = importlib.import_module("numpy")
     array = numpy_array(np, draw) if draw(st.integers(0, 20)) else np.array([None, "x"], object)
     np.save(path.open("wb"), array, allow_pickle=True)
 
 
 def write_npz(path, draw):
-    """Up to four arrays, compressed or not."""
+    """Write up to four arrays, compressed or not."""
     np = importlib.import_module("numpy")
     save = draw(st.sampled_from([np.savez, np.savez_compressed]))
     arrays = {name: numpy_array(np, draw) for name in draw(names())}
@@ -46,7 +46,7 @@ def write_npz(path, draw):
 
 
 def write_safetensors(path, draw):
-    """By safetensors; its header may have any length, so that tensors begin at any byte."""
+    """Write with safetensors; the header has any length, so tensors start at any byte."""
     torch = importlib.import_module("torch")
     written = importlib.import_module("safetensors.torch").save(
         {name: torch_tensor(torch, draw).contiguous() for name in draw(names())}, {"a": "b"}
@@ -58,14 +58,14 @@ def write_safetensors(path, draw):
 
 
 def write_shards(path, draw):
-    """A folder with an index and a file for each tensor."""
+    """Write a folder with an index and a file for each tensor."""
     path.mkdir()
     kinds = st.tuples(st.sampled_from(["F32", "BF16", "F8_E4M3", "I64", "F4"]), st.sampled_from([(2, 4), (8,), (0, 2)]))
     shards(path, {name: draw(kinds) for name in draw(names())})
 
 
 def write_gguf(path, draw):
-    """Numbers and quantized blocks."""
+    """Write numbers and quantized blocks."""
     kinds = {0: ((3, 2), 24), 1: ((5,), 10), 2: ((32,), 18), 8: ((32,), 34), 24: ((4,), 4), 28: ((2,), 16), 30: ((), 2)}
     tensors = {}
     for name in draw(names()):
@@ -75,7 +75,7 @@ def write_gguf(path, draw):
 
 
 def write_pt(path, draw):
-    """A tensor, or a tree of tensors and plain values."""
+    """Write a tensor, or a tree of tensors and plain values."""
     torch = importlib.import_module("torch")
 
     def tensor():
@@ -93,7 +93,7 @@ def write_pt(path, draw):
 
 
 def write_hdf5(path, draw):
-    """Datasets: contiguous, in chunks, compressed, null, text, structures, in groups."""
+    """Write datasets: contiguous, chunked, compressed, null, text, structures, in groups."""
     np, h5py = importlib.import_module("numpy"), importlib.import_module("h5py")
     with h5py.File(path, "w") as file:
         for name in draw(names()):
@@ -110,7 +110,7 @@ def write_hdf5(path, draw):
 
 
 def arrow_table(pa, draw):
-    """Draw a table: numbers with and without nulls, packed, nested, encoded and extension types."""
+    """Draw a table with nulls, packed, nested, encoded and extension types."""
     count = draw(st.integers(0, 5))
     nulls = draw(st.booleans())
     values = [None if nulls and i % 2 else i for i in range(count)]
@@ -138,7 +138,7 @@ def arrow_table(pa, draw):
 
 
 def write_arrow(path, draw):
-    """A file or a stream, of any number of record batches, compressed or not."""
+    """Write a file or a stream of any number of record batches, compressed or not."""
     pa, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
     table = arrow_table(pa, draw)
     codecs = [None, *(each for each in ("lz4", "zstd") if pa.Codec.is_available(each))]
@@ -150,7 +150,7 @@ def write_arrow(path, draw):
 
 
 def write_parquet(path, draw):
-    """Row groups of any size."""
+    """Write row groups of any size."""
     parquet = importlib.import_module("pyarrow.parquet")
     table = arrow_table(importlib.import_module("pyarrow"), draw)
     parquet.write_table(table, path, row_group_size=draw(st.integers(1, 5)))
@@ -172,4 +172,4 @@ WRITERS = {
     ".arrow": (write_arrow, ("pyarrow",)),
     ".parquet": (write_parquet, ("pyarrow",)),
 }
-"""The end of a name -> (what writes such a file at random, the packages that it needs)."""
+"""Suffix -> (writer of a random file, the packages that it needs)."""

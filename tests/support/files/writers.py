@@ -1,4 +1,4 @@
-"""Files as others write them: .npy, .safetensors and .gguf, made without numpy."""
+"""Writers of .npy, .safetensors and .gguf files without numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 
 
 def npy(descr, shape, data, *, order=False, version=1):
-    """Return the bytes of a .npy file, made without numpy."""
+    """Return the bytes of a .npy file."""
     header = f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape!r}, }}".encode()
     width = 2 if version == 1 else 4
     header += b" " * (-(len(header) + 9 + width) % 64) + b"\n"
@@ -24,14 +24,14 @@ def safetensors(path, tensors, *, metadata=None, cut=0):
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
         at = end
     raw = json.dumps(header).encode()
-    raw += b" " * (-len(raw) % 16 or 16)  # so that data begin at a multiple of 8, and of no more
+    raw += b" " * (-len(raw) % 16 or 16)  # data start at a multiple of 8, but not of 16
     whole = len(raw).to_bytes(8, "little") + raw + bytes(at)
     path.write_bytes(whole[: len(whole) - cut])
     return path
 
 
 def gguf(tensors, *, values=(), version=3, alignment=32):
-    """Return the bytes of a .gguf file: {name: (type number, extents in its own order, data)}; values are packed."""
+    """Return the bytes of a .gguf file: {name: (type number, extents in its order, data)}; values are packed."""
     infos, data = b"", b""
     for name, (kind, extents, raw) in tensors.items():
         data += bytes(-len(data) % alignment)

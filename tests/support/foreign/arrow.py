@@ -1,4 +1,4 @@
-"""Producers of Arrow's PyCapsule interface made of ctypes: right ones and lying ones, whose releases are counted."""
+"""Producers of Arrow's PyCapsule interface in ctypes, valid and invalid, with counted releases."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ Stream._fields_ = [
 ]
 
 alive: dict[int, object] = {}
-"""What the structs point to, by their number, until they are released."""
+"""Objects that the structs point to, by number, until they are released."""
 released: Counter[str] = Counter()
 """How often schemas, arrays and streams were released."""
 _numbers = itertools.count(1)
@@ -110,7 +110,7 @@ def _children(kind, children):
 
 
 def _finish(made, keep, fields, children=()):
-    """Set what a test wants otherwise, and note what must stay."""
+    """Set the fields of a test, and keep objects alive."""
     kind, number = type(made), next(_numbers)
     made.private_data, made.release = number, ctypes.cast(_RELEASES[kind], ctypes.c_void_p).value
     for name, value in fields.items():
@@ -120,13 +120,13 @@ def _finish(made, keep, fields, children=()):
 
 
 def schema(text, *children, name="", metadata=None, **fields):
-    """Return an ArrowSchema; `fields` overwrite what would be right."""
+    """Return an ArrowSchema; `fields` replace valid values."""
     made = Schema(format=text.encode(), name=name.encode(), n_children=len(children))
     keep = [children]
     if metadata is not None:
         packed = b"".join(
             len(part).to_bytes(4, "little") + part for pair in metadata.items() for part in pair
-        )  # native order: that of the machines this runs on
+        )  # native byte order
         text = ctypes.create_string_buffer(len(metadata).to_bytes(4, "little") + packed)
         made.metadata, keep = ctypes.cast(text, ctypes.c_char_p), [*keep, text]
     if children:
@@ -136,7 +136,7 @@ def schema(text, *children, name="", metadata=None, **fields):
 
 
 def arrow_array(n, *buffers, children=(), **fields):
-    """Return an ArrowArray of n values over buffers: None, addresses, or what has one; `fields` overwrite."""
+    """Return an ArrowArray of n values over buffers (None, addresses or objects); `fields` replace valid values."""
     addresses = [
         each if each is None or isinstance(each, int) else ctypes.addressof(ctypes.c_char.from_buffer(each))
         for each in buffers
@@ -157,9 +157,9 @@ def on_device(made, device_type, device_id=0, event=None):
 
 
 def stream(kind, batches, *, fails=None, device=None, **fields):
-    """Return an ArrowArrayStream; `fails` is what it says instead of the batch after the last.
+    """Return an ArrowArrayStream; `fails` is its error instead of the batch after the last.
 
-    With a type of devices it is an ArrowDeviceArrayStream, of batches that are ArrowDeviceArrays.
+    With a device type it is an ArrowDeviceArrayStream of ArrowDeviceArrays.
     """
     empty = Array if device is None else DeviceArray
     left, said = list(batches), ctypes.create_string_buffer((fails or "").encode())
@@ -186,7 +186,7 @@ def capsule(made, name):
 
 
 class Gives:
-    """An object whose ``__arrow_c_array__`` gives a schema and an array; asked once it gives nothing new."""
+    """An object whose ``__arrow_c_array__`` returns a schema and an array; the second call returns nothing new."""
 
     names = (b"arrow_schema", b"arrow_array")
 
@@ -199,7 +199,7 @@ class Gives:
 
 
 class GivesDevice:
-    """The same of ``__arrow_c_device_array__``."""
+    """An object whose ``__arrow_c_device_array__`` returns a schema and an array."""
 
     def __init__(self, *made):
         self.made = made
@@ -209,7 +209,7 @@ class GivesDevice:
 
 
 class Streams:
-    """The same of ``__arrow_c_stream__``."""
+    """An object whose ``__arrow_c_stream__`` returns a stream."""
 
     def __init__(self, made):
         self.made, self.asked = made, 0
@@ -231,7 +231,7 @@ def column(*values, code="i", **fields):
 
 
 class GivesDeviceStream:
-    """The same of ``__arrow_c_device_stream__``."""
+    """An object whose ``__arrow_c_device_stream__`` returns a stream."""
 
     def __init__(self, made):
         self.made = made
@@ -241,7 +241,7 @@ class GivesDeviceStream:
 
 
 def shared_types(levels, width=2):
-    """Return a type of structures each of which has the type below it `width` times."""
+    """Return a structure type whose levels each contain the next one `width` times."""
     inner = schema("i", name="x")
     for _ in range(levels):
         inner = schema("+s", *[inner] * width, name="x")
@@ -249,7 +249,7 @@ def shared_types(levels, width=2):
 
 
 class Pair:
-    """An object that gives capsules which exist."""
+    """An object that returns existing capsules."""
 
     def __init__(self, pair):
         self._pair = pair

@@ -32,7 +32,7 @@ class Counting:
 
     @property
     def deleted(self):
-        """How often any counting deleter has run in this process."""
+        """The number of calls of counting deleters in this process."""
         return self.free.counting_deleted()
 
     @staticmethod
@@ -71,7 +71,7 @@ class Counting:
         (self.free.counting_delete_on_thread if thread else self.free.counting_delete)(address, legacy)
 
     def delete_by_context(self, address, *, legacy=False):
-        """Call a managed tensor's deleter without the GIL, if its manager_ctx is not NULL; return whether it is not."""
+        """Call a managed tensor's deleter without the GIL, unless its manager_ctx is NULL; return True if it ran."""
         return bool(self.free.counting_delete_by_context(address, legacy))
 
     def delete_together(self, addresses):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-import pytest
-
 import dlx
 from dlx._core.native import ffi
-from support.project import compiled
 
 
 class Allocation(ctypes.Structure):
@@ -27,7 +24,7 @@ class Allocation(ctypes.Structure):
 
 
 class Exchange:
-    """The foreign program of exchange.c at a table: dlx.Tensor's, or that of another holder."""
+    """The foreign program of exchange.c at the table of dlx.Tensor or another holder."""
 
     def __init__(self, path, holder=dlx.Tensor):
         self.free, self.held = ctypes.CDLL(path), ctypes.PyDLL(path)
@@ -53,7 +50,7 @@ class Exchange:
         return self.held.exchange_import(self.address, int(ffi.cast("uintptr_t", managed)))
 
     def borrow(self, obj):
-        """Return a DLTensor (cdata) that looks at an object."""
+        """Return a DLTensor (cdata) that views an object."""
         out = ffi.new("DLTensor*")
         self.held.exchange_borrow(self.address, obj, int(ffi.cast("uintptr_t", out)))
         return out
@@ -68,9 +65,3 @@ class Exchange:
         assert self.free.exchange_allocate(ctypes.byref(call), thread) == 0
         assert not call.had_gil
         return call
-
-
-@pytest.fixture(scope="module")
-def exchange():
-    """The compiled exchange.c."""
-    return Exchange(str(compiled("exchange")))

@@ -1,4 +1,4 @@
-"""A framework whose arrays are in the fast path, and the exchange tables of hostile.c, which do what a test says."""
+"""A framework in the fast path, and the exchange tables of hostile.c, which a test controls."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import ctypes
 import sys
 import types
 
-import pytest
-
 import dlx
 from dlx._core import native
 from dlx._registry.registry import Registry
 from dlx.adapter import Adapter, Capabilities, FastPath, Layout
 from support.plugins.registries import use
-from support.project import compiled
 
 NAME, OLD_NAME = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
 MODES = (
@@ -38,13 +35,13 @@ class Hostile:
             function.restype, function.argtypes = ctypes.py_object, arguments
 
     def set(self, mode, error=ValueError):
-        """Choose what the consumer does; counts begin anew."""
+        """Set the consumer's behaviour; counts start again."""
         self.held.hostile_set(MODES.index(mode), error)
 
     def lend(
         self, address, shape=(2, 3), strides=None, *, ndim=None, dtype=FLOAT32, device=1, offset=0, rc=0, error=False
     ):
-        """Choose what the producer lends."""
+        """Set what the producer lends."""
         numbers = [None if values is None else (ctypes.c_int64 * 64)(*values) for values in (shape, strides)]
         counts = [-1 if values is None else len(values) for values in (shape, strides)]
         self.free.hostile_lend(
@@ -68,33 +65,17 @@ class Hostile:
 
 
 class Owner(bytearray):
-    """Memory that can be watched."""
+    """Memory with a counted release."""
 
 
-@pytest.fixture(scope="module")
-def library():
-    """The compiled hostile.c."""
-    return Hostile(compiled("hostile"))
-
-
-@pytest.fixture
-def hostile(library):
-    """The library, taking everything and lending six floats."""
-    library.set("takes")
-    library.memory = Owner(64)
-    library.lend(native.buffer_address(memoryview(library.memory)))
-    return library
-
-
-@pytest.fixture
-def mylib(monkeypatch):
-    """A framework `mylib` whose Array is in the fast path, and whose adapter counts what Python is asked."""
+def framework(monkeypatch):
+    """Yield a framework `mylib` whose Array is in the fast path, and whose adapter counts calls of Python."""
 
     class Base:
         pass
 
     class Array(Base):
-        """Speaks the protocol, and counts how often it is asked."""
+        """An array that implements the protocol, and counts the calls."""
 
         def __init__(self):
             self.asked = 0

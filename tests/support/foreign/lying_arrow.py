@@ -1,7 +1,7 @@
-"""Arrow's structs with one or two fields wrong, thousands of them: to be run in a process of its own.
+"""Arrow's structs with one or two wrong fields, thousands of them, for a separate process.
 
-What lies behind a pointer is believed by everybody, so pointers are NULL or right, and no bitmap or buffer is shorter
-than what a lie can claim: lengths are small, or so large that they must be refused before anything is read.
+Every consumer trusts the memory behind a pointer. So pointers are NULL or valid, and bitmaps and buffers are as long as
+any invalid length: lengths are small, or so large that they must be refused before anything is read.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ BLOCK = ctypes.create_string_buffer(4096)
 
 
 def tree(choose):
-    """Return (schemas, arrays) of a column, of lists, or of a table of both, from the outermost on."""
+    """Return (schemas, arrays) of a column, of lists, or of a table of both, from the outermost."""
     plain = lambda name="": (schema("i", name=name), arrow_array(3, None, BLOCK))  # noqa: E731
     inner_type, inner = schema("i", name="item"), arrow_array(6, None, BLOCK)
     lists = schema("+w:2", inner_type, name="y"), arrow_array(3, None, children=[inner])
@@ -41,11 +41,11 @@ def tree(choose):
 
 
 def lie(choose, schemas, arrays):
-    """Set one field wrong."""
+    """Set one field to a wrong value."""
     if choose.random() < 0.35:
         victim = choose.choice(schemas)
         name = choose.choice(("format", "name", "children", "dictionary", "n_children", "release"))
-        if name == "n_children":  # more children than there are would be read: only fewer can be said
+        if name == "n_children":  # a greater number would be read: only a smaller one is tested
             victim.n_children = choose.choice((-HUGE, -1, 0, min(1, victim.n_children)))
         elif name in ("format", "name"):
             setattr(victim, name, choose.choice(TEXTS))
@@ -62,7 +62,7 @@ def lie(choose, schemas, arrays):
 
 
 def run(count=4000, seed=19):
-    """Convert and plan what lies; print how often what was released was released again."""
+    """Convert and plan invalid structs; print the number of double releases."""
     choose, refused, right = random.Random(seed), 0, 0
     made._RELEASES.clear()
     for kind in (made.Schema, made.Array, made.Stream):
@@ -102,14 +102,14 @@ def run(count=4000, seed=19):
 
 
 class LyingStream:
-    """A stream of two batches of two numbers. `lie(function, number of the call, struct, out)` is asked before each.
+    """A stream of two batches of two numbers, which calls `lie(function, number of the call, struct, out)` first.
 
-    What it returns is the result of the call, and nothing else happens; None: the call is right.
+    Its return value is the result of the call, which does nothing else; None: the call is valid.
     """
 
     def __init__(self, lie, device):
         self.released, self.lie, self.device, self.given = 0, lie, device, Counter()
-        self.late = []  # what was called of a stream that was released
+        self.late = []  # calls of a released stream
         kind = made.Stream if device is None else made.DeviceStream
         whole = made.Array if device is None else made.DeviceArray
         self.calls = dict.fromkeys(("get_schema", "get_next", "get_last_error"), 0)
@@ -119,7 +119,7 @@ class LyingStream:
             def function(address, *out):
                 struct = kind.from_address(address)
                 if self.released or not struct.release:
-                    self.late.append(name)  # ctypes lets no exception out
+                    self.late.append(name)  # ctypes swallows exceptions
                 self.calls[name] += 1
                 answer = self.lie(name, self.calls[name], struct, *out)
                 return right(*out) if answer is None else answer
@@ -155,7 +155,7 @@ class LyingStream:
         self.made.release = ctypes.cast(self.keep[3], ctypes.c_void_p).value
 
     def object(self):
-        """Return what gives it."""
+        """Return an object with this stream."""
         return Streams(self.made) if self.device is None else made.GivesDeviceStream(self.made)
 
 
@@ -177,7 +177,7 @@ def _writes(size, value, answer=0):
 
 
 def _unreleased(struct, out):
-    """Give a type that is released already."""
+    """Write a type that is already released."""
     ctypes.memmove(out, ctypes.byref(made.Schema(format=b"i")), ctypes.sizeof(made.Schema))
     return 0
 
@@ -195,7 +195,7 @@ STREAM_LIES = {}
 """{name: ({(function, number of the call, or 0 for all): lie}, whether the values are right after all)}."""
 for function, nth in (("get_schema", 1), ("get_next", 1), ("get_next", 2), ("get_next", 3)):
     at = f"{function} {nth}"
-    for answer in (None, 5):  # it goes on as if nothing were, or fails
+    for answer in (None, 5):  # it continues, or fails
         how = "fails" if answer else "goes on"
         is_end = nth == 3 and not answer
         STREAM_LIES[f"{at} releases, {how}"] = {(function, nth): _clears("release", answer=answer)}, is_end
@@ -211,7 +211,7 @@ for function, nth in (("get_schema", 1), ("get_next", 1), ("get_next", 2), ("get
     STREAM_LIES[f"{at} fails, get_last_error releases"] = {**fails, ("get_last_error", 0): _clears("release")}, False
     if function == "get_next":
         STREAM_LIES[f"{at} fails, having written"] = {(function, nth): _writes(80, 0x5A, 5)}, False
-        STREAM_LIES[f"{at} writes nothing"] = {(function, nth): lambda struct, out: 0}, True  # that is the end
+        STREAM_LIES[f"{at} writes nothing"] = {(function, nth): lambda struct, out: 0}, True  # the end of the stream
 STREAM_LIES["get_schema writes nothing"] = {("get_schema", 1): lambda struct, out: 0}, False
 STREAM_LIES["get_schema writes zeros"] = {("get_schema", 1): _writes(72, 0)}, False
 STREAM_LIES["get_schema fails, having written"] = {("get_schema", 1): _writes(72, 0x5A, 5)}, False
@@ -219,7 +219,7 @@ STREAM_LIES["get_schema gives a released type"] = {("get_schema", 1): _unrelease
 
 
 def streams():
-    """Read every stream that lies, of the host and of devices; print how many."""
+    """Read every invalid stream, in host and device memory; print their number."""
     count = 0
     for name, (lies, is_right) in STREAM_LIES.items():
         for device in (None, 1):

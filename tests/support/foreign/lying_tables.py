@@ -1,4 +1,4 @@
-"""Exchange tables whose slots succeed without a result, or with a wrong one; to be run in a process of its own."""
+"""Exchange tables whose slots succeed without a result, or with a wrong one, for a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIES = (
     "right once",
 )
 HARMLESS = ("right", "no strides", "no context", "no deleter", "odd flags")
-"""Lies after which the array is right; `odd flags` of whole bytes mean nothing."""
+"""Changes that keep the array valid; `odd flags` are meaningless for whole bytes."""
 
 
 class Lying:
@@ -39,7 +39,7 @@ class Lying:
         return type("Lies", (), {"__dlpack_c_exchange_api__": capsule, **methods})
 
     def choose(self, slot, lie, *, is_cuda=False):
-        """Choose what a slot does from now on; the others are right."""
+        """Set what a slot does from now on; the others are valid."""
         self.set(SLOTS.index(slot), LIES.index(lie), is_cuda)
 
 
@@ -77,26 +77,26 @@ CALLS["borrow"] = borrow
 
 
 def call(name, obj):
-    """Make one call; return its result, or the error of dlx that it raised."""
+    """Make one call; return its result, or the dlx error that it raised."""
     try:
         return CALLS[name](obj)
     except errors.DlxError as error:
         return error
-    except SystemError as error:  # of the functions in C alone: the layers above make an error of dlx of it
+    except SystemError as error:  # only from the functions in C: the layers above raise a dlx error
         assert name in ("export", "stream"), (name, error)
         return error
-    except ValueError as error:  # the producer's own
+    except ValueError as error:  # the producer's error
         assert name in ("export", "stream") and str(error) == "lying", (name, error)
         return error
 
 
 VALUES = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 OTHERS = [[10.0, 11.0, 12.0], [13.0, 14.0, 15.0]]
-"""What a table gives, and what an object gives where its table does not serve."""
+"""The values of a table, and of an object whose table cannot be used."""
 
 
 def check(name, result, *why):
-    """Check what a call gave: an error, or the right values."""
+    """Check the result of a call: an error, or the right values."""
     if isinstance(result, Exception) or not getattr(result, "is_host", True) or "odd code" in why:
         return
     if name in ("numpy", "dlx", "copy", "shared", "host", "lazy", "from_dlpack", "export"):
@@ -112,11 +112,11 @@ def _dlpack(self, **keywords):
 
 
 METHODS = {"__dlpack__": _dlpack, "__dlpack_device__": lambda self: (1, 0)}
-"""How objects speak where their table does not serve."""
+"""The protocols of objects whose table cannot be used."""
 
 
 def framework(*kinds):
-    """Make classes the arrays of a framework in the fast path, called lyinglib."""
+    """Register classes as the arrays of a framework in the fast path, lyinglib."""
     import sys
     import types
 
@@ -147,9 +147,9 @@ def framework(*kinds):
 
 
 def producers(lying, *, listed):
-    """Call everything on objects whose tables lie, with each set of slots; return how many calls were made.
+    """Call everything on objects with invalid tables, for each set of slots; return the number of calls.
 
-    `listed`: an adapter lists the types; else their tables are found on them.
+    `listed`: an adapter lists the types; otherwise dlx finds the tables on the types.
     """
     calls = 0
     for slots in (("export",), ("borrow",), ("export", "borrow"), ("export", "borrow", "stream")):
@@ -174,7 +174,7 @@ def producers(lying, *, listed):
 
 
 def consumers(lying):
-    """Convert to a framework whose import slot lies; return how many calls were made."""
+    """Convert to a framework whose import slot is invalid; return the number of calls."""
     import numpy
 
     calls = 0
@@ -200,7 +200,7 @@ def consumers(lying):
 
 
 def stale(lying):
-    """Convert two arrays in one call; the borrow slot writes nothing for the second, and the stack has the first."""
+    """Convert two arrays in one call; the borrow slot writes nothing for the second, so the stack has the first."""
     kind = lying.kind("borrow", **METHODS)
     framework(kind)
     for options in ({}, {"copy": True}, {"copy": False}, {"device": "cpu"}):
@@ -216,7 +216,7 @@ def stale(lying):
 
 
 def run(path):
-    """Run all of it."""
+    """Run everything."""
     lying = Lying(path)
     stale(lying)
     print("calls:", producers(lying, listed=False), producers(lying, listed=True), consumers(lying))

@@ -1,7 +1,7 @@
-"""Planted adapters for the conformance kit's own tests: a good one, and a bad one for each promise.
+"""Adapters for the conformance kit's tests: a good one, and a bad one for each promise.
 
-Each is an adapter of a tiny framework of its own, whose arrays wrap a dlx.Tensor; it is named after the check that must
-find its fault. A fresh process finds them as ``support.kit.adapters:subject_<fault>``.
+Each is the adapter of a tiny framework whose arrays wrap a dlx.Tensor, with the name of the check that must find its
+fault. A fresh process finds them as ``support.kit.adapters:subject_<fault>``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NAMES = ("float32", "float64", "int32", "int64", "uint8")
 
 
 class Grid:
-    """An array of the planted framework."""
+    """An array of the imaginary framework."""
 
     def __init__(self, tensor):
         self.tensor = tensor
 
 
 class Names(DTypes):
-    """Dtypes whose own objects are texts."""
+    """Dtypes whose native objects are strings."""
 
     def native(self, attribute):
         return f"<{attribute}>"
@@ -46,7 +46,7 @@ class Misnames(Names):
 
 
 class Good(Adapter):
-    """Declares what is so."""
+    """An adapter with correct facts."""
 
     package = "support.kit.adapters"
     install = "it is part of the tests"
@@ -76,13 +76,13 @@ class Good(Adapter):
 
 
 class Contract(Good):
-    """Its dtypes do not translate back."""
+    """An adapter whose dtypes do not translate back."""
 
     dtypes = Misnames(__name__, {name: name for name in NAMES})
 
 
 class RoundTrips(Good):
-    """Calls one dtype by another name."""
+    """An adapter that confuses two dtypes."""
 
     def load(self, tensor):
         return self.kind(tensor_view(tensor, (1, 32, 1), None, None, None) if tensor.dtype == "int32" else tensor)
@@ -93,7 +93,7 @@ class RoundTrips(Good):
 
 
 class Narrowing(Good):
-    """Takes more than it has, and changes it."""
+    """An adapter that accepts dtypes which it lacks, and changes them."""
 
     dtypes = Names(__name__, {name: name for name in NAMES if name != "int64"})
 
@@ -105,49 +105,49 @@ class Narrowing(Good):
 
 
 class Layouts(Good):
-    """Forgets strides."""
+    """An adapter that drops strides."""
 
     def load(self, t):
         return self.kind(dlx.from_pointer(t.data_ptr, t.shape, t.dtype, readonly=t.readonly, owner=t))
 
 
 class Copies(Good):
-    """Copies what it says that it takes as it is."""
+    """An adapter that copies layouts which it claims to accept."""
 
     def load(self, tensor):
         return self.kind(dlx.convert(tensor, to="dlx", copy=True))
 
 
 class DropsFlag(Good):
-    """Says that it keeps the read-only flag, and does not."""
+    """An adapter that claims to keep the read-only flag, and drops it."""
 
     def load(self, t):
         return self.kind(tensor_view(t, None, None, t.flags & ~1, None))
 
 
 class Misdescribes(Good):
-    """Says that its arrays are read-only."""
+    """An adapter that describes its arrays as read-only."""
 
     def describe(self, obj):
         return Description(ArrayInfo.of_tensor(tensor_view(obj.tensor, None, None, 1, None), self.name, type(obj)))
 
 
 class Shares(Good):
-    """Takes itself for its own copy."""
+    """An adapter that returns the array itself as a copy."""
 
     def copy(self, obj, device=None):
         return self.kind(obj.tensor)
 
 
 class Unowned(Good):
-    """Keeps nothing alive."""
+    """An adapter that keeps no owner alive."""
 
     def load(self, t):
         return self.kind(dlx.from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides, readonly=t.readonly))
 
 
 class Leaks(Good):
-    """Keeps everything alive."""
+    """An adapter that keeps everything alive."""
 
     def load(self, tensor):
         KEPT.append(tensor)
@@ -155,7 +155,7 @@ class Leaks(Good):
 
 
 class OneAtATime(Good):
-    """Fails where a second thread comes in."""
+    """An adapter that fails if a second thread enters."""
 
     def load(self, tensor):
         if BUSY:
@@ -169,7 +169,7 @@ class OneAtATime(Good):
 
 
 class EndsBadly(Good):
-    """Has arrays that end the process when they go too late."""
+    """An adapter whose arrays end the process if they are released too late."""
 
     def __init__(self, fault):
         super().__init__(fault)
@@ -195,13 +195,13 @@ FAULTS = {
 
 
 class Bag:
-    """A container that dlx knows from `__dlx_tree__`... or, as here, not at all."""
+    """A container that dlx does not know."""
 
     def __init__(self, array):
         self.array = array
 
 
-PLUGINS = {}  # only a process that grades puts them into its registry
+PLUGINS = {}  # only a grading process registers them
 
 
 def _enter(fault, made):
@@ -217,12 +217,12 @@ SUBJECTS["adapter-containers"] = SUBJECTS["adapter-contract"]
 
 
 def named(fault):
-    """Return the subject that a fresh process will find."""
+    """Return the subject that a fresh process can find."""
     return replace(SUBJECTS[fault], spec=f"support.kit.adapters:subject_{fault}")
 
 
 def __getattr__(name):
-    """Return what a fresh process asks for: ``subject_<fault>``."""
+    """Return ``subject_<fault>`` for a fresh process."""
     fault = name.removeprefix("subject_")
     if fault == name or fault not in SUBJECTS:
         raise AttributeError(name)

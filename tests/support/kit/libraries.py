@@ -1,7 +1,7 @@
-"""Planted producers and consumers for the conformance kit's own tests: a good one, and bad ones for each promise.
+"""Producers and consumers for the conformance kit's tests: a good one, and bad ones for each promise.
 
-Each fault is named after the check that must find it; `name/variant` where there are more of them. A fresh process
-finds them as ``support.kit.libraries:subject_<fault>``.
+Each fault has the name of the check that must find it, or `name/variant` if there are several. A fresh process finds
+them as ``support.kit.libraries:subject_<fault>``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dlx.testing.capsules import VIEWS
 
 __version__ = "1.0"
 GOOD = find("dlx")
-KEPT = []  # what the leaking ones never let go of
-BUSY = []  # what the careless ones share between threads
+KEPT = []  # objects that the leaking subjects keep
+BUSY = []  # state that thread-unsafe subjects share
 
 
 def _address(function):
@@ -29,14 +29,14 @@ def _address(function):
 
 
 class Array:
-    """A well-behaved array over a dlx.Tensor, and the base of all that are not."""
+    """A valid array over a dlx.Tensor, and the base of the invalid ones."""
 
     def __init__(self, tensor, readonly=False):
         self.tensor, self.readonly = tensor, readonly
 
     @property
     def shown(self):
-        """The tensor, with the rights of the array."""
+        """Return the tensor with the array's read-only flag."""
         return _readonly(self.tensor) if self.readonly else self.tensor
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
@@ -57,7 +57,7 @@ def _cloned(t):
 def _pending(kind):
     def make():
         tensor = GOOD.make(b"\1\2\3\4", "uint8", (4,))
-        return kind(tensor), b"\4\3\2\1"  # the operation that is pending: turn it round
+        return kind(tensor), b"\4\3\2\1"  # the pending operation: reverse
 
     return make
 
@@ -83,14 +83,14 @@ VIEW = GOOD.views["transposed"]
 
 
 class Unfit(Array):
-    """Cannot leave, and says so."""
+    """An array that cannot be exported, and raises."""
 
     def __dlpack__(self, **keywords):
         raise BufferError("this cannot be said")
 
 
 class Turned(Array):
-    """Has an operation pending, and does it before its memory leaves."""
+    """An array with a pending operation, which it performs before the export."""
 
     def __dlpack__(self, **keywords):
         turned = GOOD.make(b"\4\3\2\1", "uint8", (4,))
@@ -98,7 +98,7 @@ class Turned(Array):
 
 
 def edited(edit, base=Array):
-    """Return a producer whose capsules are edited: ``edit(managed)``."""
+    """Return a producer with edited capsules: ``edit(managed)``."""
 
     class Edited(base):
         def __dlpack__(self, **keywords):
@@ -110,7 +110,7 @@ def edited(edit, base=Array):
 
 
 def altered(**changes):
-    """Return a producer that changes what it is asked for: ``keyword=function of the keywords``."""
+    """Return a producer that changes its keywords: ``keyword=function of the keywords``."""
 
     class Altered(Array):
         def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
@@ -154,7 +154,7 @@ class Elsewhere(Array):
 
 
 class Live(Array):
-    """Its capsules show the array's shape of now."""
+    """An array whose capsules show its current shape."""
 
     def __dlpack__(self, **keywords):
         capsule = super().__dlpack__(**keywords)
@@ -167,27 +167,27 @@ def _reshape_live(array):
 
 
 class Writable(Array):
-    """Forgets that it is read-only."""
+    """An array that drops its read-only flag."""
 
     def __dlpack__(self, **keywords):
         return self.tensor.__dlpack__(**keywords)
 
 
 class ForgetsOld(Array):
-    """Forgets that it is read-only where a legacy capsule is asked for."""
+    """An array that drops its read-only flag in legacy capsules."""
 
     def __dlpack__(self, *, max_version=None, **keywords):
         return (self.shown if max_version else self.tensor).__dlpack__(max_version=max_version, **keywords)
 
 
 class Failing(Array):
-    """Raises at a version."""
+    """An array that raises for one version."""
 
     version = None
 
     def __dlpack__(self, *, max_version=None, **keywords):
         if max_version == self.version:
-            raise AttributeError("nobody has thought of it")
+            raise AttributeError("not implemented")
         return super().__dlpack__(max_version=max_version, **keywords)
 
 
@@ -227,7 +227,7 @@ class Leaking(Array):
 
 
 class TwiceReleased(Array):
-    """Lets go of the array when the capsule is dropped, although it was consumed."""
+    """An array that is also released by its capsule after the capsule was consumed."""
 
     def __dlpack__(self, **keywords):
         capsule = super().__dlpack__(**keywords)
@@ -236,11 +236,11 @@ class TwiceReleased(Array):
 
 
 class Unowned(Array):
-    """Gives out memory that it wipes when it goes."""
+    """An array that exports memory which it wipes in its destructor."""
 
     def __dlpack__(self, **keywords):
         t = self.tensor
-        KEPT.append(t)  # a test must not read freed memory
+        KEPT.append(t)  # the test must not read freed memory
         return dlx.from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides).__dlpack__(**keywords)
 
     def __del__(self):
@@ -248,7 +248,7 @@ class Unowned(Array):
 
 
 class OneAtATime(Array):
-    """Fails where a second thread comes in."""
+    """An array that fails if a second thread enters."""
 
     def __dlpack__(self, **keywords):
         if BUSY:
@@ -304,7 +304,7 @@ PRODUCERS = {
 
 
 def consumer(take, **facts):
-    """Return a subject that is a consumer only; it takes raw capsules too."""
+    """Return a subject that only consumes, including raw capsules."""
     given = {
         "from_dlpack": take, "takes_capsules": True, "takes_copy": True, "dtypes": GOOD.dtypes, "views": GOOD.views,
     }  # fmt: skip
@@ -312,7 +312,7 @@ def consumer(take, **facts):
 
 
 def good(obj, *, copy=None):
-    """Take whatever dlx takes."""
+    """Accept everything that dlx accepts."""
     return dlx.convert(obj, to="dlx", copy=copy)
 
 
@@ -322,7 +322,7 @@ def _taken(obj, *, copy=None):
 
 
 def then(change):
-    """Return a consumer that changes what it took."""
+    """Return a consumer that changes its result."""
 
     def take(obj, *, copy=None):
         return change(good(obj, copy=copy))
@@ -331,7 +331,7 @@ def then(change):
 
 
 def _shifted(t):
-    """Return what a consumer makes that gets places wrong."""
+    """Return a maker of results with wrong positions."""
     if t.ndim == 0 or 0 in t.shape:
         return dlx.from_pointer(t.data_ptr, (*t.shape, 1), t.dtype, owner=t)
     return dlx.from_pointer(t.data_ptr + t.dtype.bits // 8, t.shape, t.dtype, strides=t.strides, owner=t)
@@ -353,7 +353,7 @@ def _refusing(when):
 
 
 def _calling(**keywords):
-    """Return a consumer that calls the producer with these keywords, and no others."""
+    """Return a consumer that calls the producer with exactly these keywords."""
 
     def take(obj, *, copy=None):
         return good(obj.__dlpack__(**keywords) if hasattr(obj, "__dlpack__") else obj, copy=copy)
@@ -362,7 +362,7 @@ def _calling(**keywords):
 
 
 def _read(obj, *, copy=None):
-    """Return what is in a capsule, read by hand and owned properly."""
+    """Return the content of a capsule, with correct ownership."""
     capsule = obj.__dlpack__(max_version=(1, 0)) if hasattr(obj, "__dlpack__") else obj
     return Taken(capsule)
 
@@ -414,7 +414,7 @@ def _swallowing(obj, *, copy=None):
 
 
 def _credulous(obj, *, copy=None):
-    """Make something of everything."""
+    """Accept everything."""
     try:
         return good(obj, copy=copy)
     except Exception:
@@ -428,7 +428,7 @@ def _hostward(obj, *, copy=None):
 
 
 def _owning(release):
-    """Return a consumer that keeps the bookkeeping by hand: ``release(taken)`` says what becomes of the owner."""
+    """Return a consumer with its own bookkeeping: ``release(taken)`` handles the owner."""
 
     def take(obj, *, copy=None):
         if not hasattr(obj, "__dlpack__") and "dltensor" not in repr(obj):
@@ -499,7 +499,7 @@ def _one_at_a_time(obj, *, copy=None):
 
 
 class _EndsBadly:
-    """An array that ends the process when it goes too late."""
+    """An array that ends the process if it is released too late."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -569,7 +569,7 @@ PLANTED = {**PRODUCERS, **CONSUMERS}
 
 
 def __getattr__(name):
-    """Return what a fresh process asks for: ``subject_<fault>``."""
+    """Return ``subject_<fault>`` for a fresh process."""
     fault = name.removeprefix("subject_")
     spec = f"support.kit.libraries:{name}"
     if name == "subject_good":

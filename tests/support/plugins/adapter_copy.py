@@ -1,4 +1,4 @@
-"""A copy of one of our adapters, for another package than its own: what it remembers is its own, too."""
+"""Copies of dlx's adapters for another package name, with separate caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def adapter_module(name, package):
-    """Return a new module of an adapter's source in which the framework's package is called otherwise."""
+    """Return a new module from an adapter's source, with another name for the framework's package."""
     spec = importlib.util.find_spec(f"dlx_{name}")
     module = importlib.util.module_from_spec(spec)
     source = Path(spec.origin).read_text(encoding="utf-8").replace(f'"{name}"', f'"{package}"')

@@ -1,4 +1,4 @@
-"""Frameworks and plugins with their metadata, written into a folder; code runs where that is on the path."""
+"""Frameworks and plugins with metadata, written into a folder, and code that runs with the folder on the path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dlx_adapters(): return [A()]
 
 
 def adapter(name="lib", *, package=None, label=None):
-    """Return the source of a plugin with one adapter; `label` is what its arrays are described as."""
+    """Return the source of a plugin with one adapter; `label` is the framework in its descriptions."""
     return ADAPTER.format(name=name, package=package or name, label=label or name)
 
 
@@ -60,13 +60,13 @@ class Site:
         (info / "entry_points.txt").write_text(f"[dlx]\n{lines}")
 
     def plugin(self, name, entry, code):
-        """Write a plugin of one module, named as its distribution."""
+        """Write a plugin of one module with the name of its distribution."""
         module = name.replace("-", "_")
         self.module(module, code)
         self.distribution(name, {entry: module})
 
     def run(self, code, **environment):
-        """Run code where everything here is installed; return the words or lines that it printed."""
+        """Run code with everything here installed; return the printed words or lines."""
         start = f"import sys; sys.path.insert(0, {str(self.path)!r}); import dlx\n"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")]), **environment}
         return warm.python(start + textwrap.dedent(code), args=(), env=env, imported=warm.PLAIN).strip()
@@ -87,7 +87,7 @@ class Site:
         )
 
     def doctor(self, **environment):
-        """Return what `dlx doctor` says of each plugin, by module."""
+        """Return the report of `dlx doctor` for each plugin, by module."""
         out = self.run(
             "from dlx.cli import main; main(['doctor', '--json', '--verbose'])",
             **environment,

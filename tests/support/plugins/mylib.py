@@ -1,4 +1,4 @@
-"""The adapter of a framework that does not exist, and plugins made of functions."""
+"""The adapter of an imaginary framework, and plugins built from functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlx.adapter import Adapter, Capabilities, Layout
 
 
 class Array:
-    """An array of a framework that does not exist, which speaks the protocol through dlx."""
+    """An array of an imaginary framework that implements DLPack through dlx."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -29,7 +29,7 @@ class Special(Array):
 
 
 class MyLib(Adapter):
-    """The adapter of that framework."""
+    """The adapter of the imaginary framework."""
 
     name = package = "mylib"
     install = "pip install mylib"
@@ -43,7 +43,7 @@ class MyLib(Adapter):
 
 
 def plugin(monkeypatch, name, hook, mark=True):
-    """Make a module importable whose hook is the function given."""
+    """Add a module to sys.modules whose hook is this function."""
     module = types.ModuleType(name)
     if mark:
         hook = dlx.hookimpl(specname="dlx_adapters")(hook)

@@ -1,4 +1,4 @@
-"""Let dlx use another registry of plugins for the length of a test."""
+"""Another registry of plugins for the duration of a test."""
 
 from __future__ import annotations
 

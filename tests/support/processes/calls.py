@@ -1,13 +1,13 @@
-"""Which Python functions a call runs."""
+"""The Python functions that a call runs."""
 
 import gc
 import sys
 
 
 def called(function, *arguments):
-    """Return the names of the Python functions that a call runs, the function's own first.
+    """Return the names of the Python functions that a call runs, the function itself first.
 
-    The collector is off meanwhile: jax, and whoever else, may have put functions into `gc.callbacks`.
+    The collector is off during the call: jax and others put functions into `gc.callbacks`.
     """
     names = []
     enabled = gc.isenabled()

@@ -1,4 +1,4 @@
-"""The command `dlx` in a process of its own, its memory bounded, and in this one, for tests."""
+"""The command `dlx`, in a process with bounded memory or in this process."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from support.sanitizers import SANITIZED
 
 COMMANDS = ("inspect", "plan", "convert", "dtypes", "matrix", "devices", "doctor", "new-adapter", "completion")
 IMPORTED = ("dlx.cli", "dlx.cli.commands.inspect", "dlx.cli.commands.plan")
-# Bytes of address space: enough for Python and the core, not for what a header may claim. Without the GIL Python's own
-# allocator takes addresses by the GiB.
+# Bytes of address space: enough for Python and the core, not for the sizes that a header may claim. Without the GIL,
+# Python's allocator reserves addresses by the GiB.
 MEMORY = (3 << 30) if FREE_THREADED else 768 << 20
 
 
 def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None, imported=False):
     """Run the command; return (exit status, stdout, stderr).
 
-    It is a fork of a process that has imported the command, but for `env` and `code`; `imported`: numpy and torch are
-    imported, too, and memory is not bounded. See warm.py.
+    Without `env` and `code` it runs in a fork of a process that has imported the command. `imported`: numpy and torch
+    are imported, too, and memory is not bounded. See warm.py.
     """
-    # The process bounds itself: what runs between fork and exec makes jax warn, once it was imported here. Sanitizers
-    # want more addresses than there is memory.
+    # The process bounds itself, since code between fork and exec makes jax warn if it is imported here. Sanitizers need
+    # more addresses than there is memory.
     bound = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))\n"
     run = "" if memory is None or imported or SANITIZED else bound
     run += code or "import runpy; runpy.run_module('dlx', run_name='__main__', alter_sys=True)"
@@ -42,7 +42,7 @@ def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None, imported=False):
 
 
 def refused(*words, **options):
-    """Run the command, which must end with status 2 and one line on stderr; return that line."""
+    """Run the command, expect status 2 and one line on stderr, and return that line."""
     status, out, err = dlx(*words, **options)
     assert (status, out) == (2, ""), (status, out, err)
     assert err.count("\n") == 1, err
@@ -59,17 +59,17 @@ def here(*words):
 
 
 def shown_on(terminal):
-    """Return what was written to a terminal (this end of `os.openpty`) whose other end is closed; close it."""
+    """Return the text written to a terminal (this end of `os.openpty`) whose other end is closed; close it."""
     text = b""
     with contextlib.suppress(OSError):  # the end, on Linux
-        while part := os.read(terminal, 1 << 16):  # one read may give a part
+        while part := os.read(terminal, 1 << 16):  # a read may return only a part
             text += part
     os.close(terminal)
     return text
 
 
 def document(*words):
-    """Run the command with --json in this process; return what it printed, parsed."""
+    """Run the command with --json in this process; return the parsed output."""
     status, out = here(*words, "--json")
     assert status == 0
     found = json.loads(out)

@@ -1,4 +1,4 @@
-"""Threads that are let go together."""
+"""Threads that start at the same time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 def at_once(*functions):
-    """Run each function in a thread of its own, all released together; return what each gave or raised."""
+    """Run each function in its own thread, all released together; return each result or exception."""
     barrier, found = threading.Barrier(len(functions) or 1), [None] * len(functions)
 
     def run(i, function):
@@ -14,7 +14,7 @@ def at_once(*functions):
         try:
             found[i] = function()
         except Exception as error:
-            error.__traceback__ = None  # its frames hold what the function held
+            error.__traceback__ = None  # its frames keep the function's objects alive
             found[i] = error
 
     threads = [threading.Thread(target=run, args=each) for each in enumerate(functions)]

@@ -1,11 +1,12 @@
-"""Processes that begin where numpy and torch are imported, or what else is asked for: forks of one that waits there.
+"""Processes that start with numpy, torch or other modules imported: forks of a process that waits there.
 
-Importing torch takes seconds, and many tests want a process of their own, which may die. Neither framework has begun
-any work by then; dlx is imported in the fork. A fork ends as a process of its own does: its main script ends.
-What was there before is out of the collector's sight, at the end too; where the end matters, `gc.unfreeze()` brings it
-back. With DLX_SHORT_EXIT, which `make test` sets where it leaves out what is slow, a fork that did not do so ends when
-the functions of atexit have run: to take torch down costs more than most tests. The processes of the conformance kit
-always end whole. What is about importing, or about options of Python, starts Python anew.
+Importing torch takes seconds, and many tests need a process that may crash. In the waiting process no framework has
+started work; the fork imports dlx. The fork ends as other processes do, when its main script ends.
+
+Objects from before the fork are frozen for the collector, also at exit; tests of the exit call `gc.unfreeze()`. With
+DLX_SHORT_EXIT, which `make test` sets when it leaves out slow tests, a fork with frozen objects ends after the atexit
+functions, because torch's teardown costs more than most tests. Processes of the conformance kit always end completely.
+Tests of imports, or of options of Python, start Python itself.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ if os.environ.get("DLX_SHORT_EXIT") and gc.get_freeze_count():
 
 
 class Warm:
-    """One such process, with some options of Python."""
+    """A process that forks children, with options of Python."""
 
     def __init__(self, options, modules):
         ours, theirs = socket.socketpair()
@@ -87,10 +88,10 @@ class Warm:
                 [sys.executable, *options, "-c", SERVER, *arguments], pass_fds=[theirs.fileno()], env=environment
             )
         self.channel = ours
-        self.unread = None  # the fork whose status was not read yet, 0 where its number was not
+        self.unread = None  # the fork whose status was not read yet; 0: its process id was not read yet
 
     def start(self, code, argv, env, cwd, files):
-        """Run code in a fork with these files as its standard input, output and error, and 3; return its number."""
+        """Run code in a fork with these files as standard input, output, error and 3; return its process id."""
         order = {"code": code, "argv": argv, "env": dict(os.environ if env is None else env), "cwd": str(cwd)}
         sent = json.dumps(order).encode()
         self.unread = 0
@@ -102,7 +103,7 @@ class Warm:
         return child
 
     def wait(self, child, timeout=None):
-        """Return the status with which a fork ends; kill it when it takes too long, or the wait is interrupted."""
+        """Return the exit status of a fork; kill it if it takes too long, or if the wait is interrupted."""
         try:
             self.channel.settimeout(timeout)
             try:
@@ -122,7 +123,7 @@ class Warm:
         return status
 
     def abandon(self):
-        """Kill it, and its fork: what it sends belongs to a call that was given up."""
+        """Kill the process and its fork: later messages belong to an abandoned call."""
         for key in [key for key, server in _warm.items() if server is self]:
             del _warm[key]
         if self.unread:
@@ -137,7 +138,7 @@ class Warm:
         return int.from_bytes(found, "little", signed=True)
 
     def close(self):
-        """End it."""
+        """End the process."""
         self.channel.close()
         self.process.wait()
 
@@ -149,12 +150,12 @@ def _content(file):
 
 FRAMEWORKS = ("numpy", "torch")
 PLAIN = ("_cffi_backend", "ctypes", "dataclasses", "importlib.resources", "inspect", "json", "pluggy", "tempfile")
-"""What dlx imports of others, and what they import: a third of what a start of dlx takes."""
+"""Modules that dlx imports from other packages: a third of the time of `import dlx`."""
 _warm = {}
 
 
 def _started(options, modules):
-    """Return the process with these options that has imported these modules."""
+    """Return the process with these options and imported modules; start it if needed."""
     server = _warm.get((options, modules))
     if server is not None and server.unread is not None:  # interrupted between start and wait
         server.abandon()
@@ -164,8 +165,8 @@ def _started(options, modules):
 
 
 def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120, modules=FRAMEWORKS):
-    """Run code as ``python -c`` does, in a fork of a process with these options of Python that has imported modules."""
-    if SANITIZED:  # their run time libraries have threads of their own
+    """Run code as ``python -c`` does, in a fork of a process with these options that has imported the modules."""
+    if SANITIZED:  # their runtime libraries have threads
         command = [sys.executable, *options, "-c", code, *argv]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd, input=text, check=False
@@ -180,9 +181,9 @@ def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120, module
 
 
 def python(code, *, args=("-X", "dev"), env=None, timeout=120, imported=()):
-    """Run code in a fresh interpreter (`-X dev`); its exit status must be 0 and its stderr empty. Return stdout.
+    """Run code in a fresh interpreter (`-X dev`), expect exit status 0 and empty stderr, and return stdout.
 
-    `imported`: modules that are imported already, for what is not about importing; True: `FRAMEWORKS`.
+    `imported`: modules that are imported already, for tests that are not about imports; True means `FRAMEWORKS`.
     """
     code = textwrap.dedent(code)
     if imported:
@@ -197,7 +198,7 @@ def python(code, *, args=("-X", "dev"), env=None, timeout=120, imported=()):
 
 
 class Worker:
-    """A process of the conformance kit as a fork, with what `dlx.testing.runner` uses of `subprocess.Popen`."""
+    """A process of the conformance kit as a fork: the part of `subprocess.Popen` that `dlx.testing.runner` uses."""
 
     def __init__(self, modules, command, *, pass_fds, env, **_):
         python, *options, _, module = command[: command.index("--work")]
@@ -205,7 +206,7 @@ class Worker:
         (writer,) = pass_fds
         argv = [*command[command.index("--work") : command.index(str(writer))], "3"]
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-        env = {name: value for name, value in env.items() if name != "DLX_SHORT_EXIT"}  # the kit judges the end, too
+        env = {name: value for name, value in env.items() if name != "DLX_SHORT_EXIT"}  # the kit grades the exit, too
         reading, writing = os.pipe()
         self.stdout = os.fdopen(reading, errors="replace")
         self.server, self.returncode = _started(tuple(options), modules), None
@@ -221,12 +222,12 @@ class Worker:
         self.returncode = self.server.wait(self.child, 120)
 
     def kill(self):
-        """End it."""
+        """Kill the process."""
         os.kill(self.child, signal.SIGKILL)
 
 
 def fork_workers(monkeypatch, *modules):
-    """Let the kit fork its processes of one that has imported modules, instead of starting Python for each."""
+    """Make the kit fork its processes from one that has imported modules, instead of starting Python."""
     if not SANITIZED:
         others = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "STDOUT")}
         start = functools.partial(Worker, modules)
@@ -234,6 +235,6 @@ def fork_workers(monkeypatch, *modules):
 
 
 def close():
-    """End all of them: the tests are over."""
+    """End all waiting processes, after the tests."""
     while _warm:
         _warm.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""Producers that lie in every way that can be seen, generated from a random number: the cases of `producer_fuzz`."""
+"""Randomly generated producers that break the protocol in every detectable way: the cases of `producers.fuzz`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ImportError:  # a Python without its test modules
 
 
 def capsule(case):
-    """A raw capsule of the user's."""
+    """Return a raw capsule."""
     spec = spec_of(case)
     account(case, spec)
     struct = case.new(spec)
@@ -35,7 +35,7 @@ def capsule(case):
 
 
 class Producer:
-    """An object with ``__dlpack__``; what it answers is in its instance."""
+    """An object with ``__dlpack__``; its answers are in the instance."""
 
     def __init__(self, case, answers, devices, said=None):
         self._case, self._answers, self._devices, self._said = case, answers, devices, said
@@ -53,14 +53,14 @@ class Producer:
 
 
 class Unreadable:
-    """A descriptor whose function's signature cannot be read."""
+    """A descriptor whose function has an unreadable signature."""
 
     def __get__(self, obj, kind=None):
         return Method(obj)
 
 
 class Method:
-    """What the descriptor above gives: a function that takes ``stream`` only."""
+    """The function of the descriptor above, which accepts only ``stream``."""
 
     __signature__ = "none"
 
@@ -90,7 +90,7 @@ SIGNATURES = {
     "must": lambda self, *, stream, max_version, dl_device, copy: self._give({}),
     "positions": lambda self, *args: self._give({}),
     "unreadable": Unreadable(),
-    # wrong ones
+    # invalid ones
     "asks": lambda self, wanted: self._give({}),
     "none": None,
     "number": 3,
@@ -124,7 +124,7 @@ _classes = {}
 
 
 def producer_class(case):
-    """Return a class of producers and whether its signature is right; a few are made anew, most are known already."""
+    """Return a class of producers, and whether its signature is valid; most classes are known, a few are new."""
     rng = case.rng
     names = list(SIGNATURES)
     sign = rng.choice(names[:RIGHT] if case.chance(0.9) else names[RIGHT:])
@@ -145,7 +145,7 @@ def producer_class(case):
 
 
 def answer(case, spec):
-    """Return a function that gives what ``__dlpack__`` answers, and whether it is a fresh capsule."""
+    """Return a function that returns the answer of ``__dlpack__``, and whether that is a fresh capsule."""
     rng = case.rng
     kind = rng.random()
     if kind < 0.75:
@@ -173,7 +173,7 @@ def answer(case, spec):
 
 
 def producer(case):
-    """An object with ``__dlpack__`` and what goes with it."""
+    """Return an object with ``__dlpack__`` and its related attributes."""
     rng = case.rng
     kind, key = producer_class(case)
     spec = spec_of(case)
@@ -213,7 +213,7 @@ def producer(case):
     case.must_fail = case.must_fail and fresh and len(answers) == 1
     if key[0] == "unreadable":
         case.is_steady = False
-        case.calls["allowed"] = 1  # the very first call may be repeated, without ever reaching the producer
+        case.calls["allowed"] = 1  # the first call may be repeated without reaching the producer
     if not fresh or len(answers) > 1:
         case.expected = None
     if key[0] in ("asynchronous", "generator"):
@@ -232,7 +232,7 @@ TYPESTR = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint8": "|u1", "
 
 
 class HostileDict(dict):
-    """A dict that raises, or lies, when it is read."""
+    """A dict that raises, or returns wrong values, when it is read."""
 
     case = None
 
@@ -259,7 +259,7 @@ BothInterfaces = type("BothInterfaces", (Hosted, OnDevice), {})
 
 
 def interface_dict(case):
-    """Return an interface, honest or changed in one or two keys, and what a consumer must make of it."""
+    """Return an array interface, valid or with one or two wrong keys, and the expected result."""
     rng = case.rng
     name = rng.choice(list(TYPESTR))
     dtype, shape = TRIPLES[name], rng.choice(SHAPES)
@@ -271,7 +271,7 @@ def interface_dict(case):
         interface["strides"] = tuple(step * size for step in strides)
     case.readonly, case.must_pass = readonly, True
     case.expected = dtype, shape, elements(address, shape, strides, dlx.DType(dtype))
-    if case.chance(0.1):  # memory by a buffer instead of an address
+    if case.chance(0.1):  # a buffer instead of an address
         held = bytes(ffi.buffer(ffi.cast("char *", address), prod(shape) * size))
         interface["data"] = rng.choice((bytes, bytearray, memoryview))(held)
         interface.pop("strides", None)
@@ -302,12 +302,12 @@ def interface_dict(case):
         else:
             interface[key] = value
             case.tell("with", key, value if type(value) in (tuple, int, str, bytes) else type(value))
-    # What is left must be in memory that is there, whatever it says: dropped strides and shapes are.
+    # The rest must be in valid memory, even with dropped strides and shapes.
     return interface
 
 
 def interface(case):
-    """An object with an array interface, or a CUDA one."""
+    """Return an object with an array interface, or a CUDA array interface."""
     rng = case.rng
     found = interface_dict(case)
     give = lambda: found  # noqa: E731
@@ -329,7 +329,7 @@ def interface(case):
         case.must_pass, case.expected = False, None
     case.tell(kind.__name__, found)
     if how > 0.95:
-        holder = types.SimpleNamespace(__array_interface__=found)  # a container, and an array by its instance
+        holder = types.SimpleNamespace(__array_interface__=found)  # a container, and an array by its attribute
         case.must_pass, case.expected = False, None
         return holder
     return kind(case, give)
@@ -406,7 +406,7 @@ def _released(case):
 
 
 def buffer(case):
-    """Something with the buffer protocol."""
+    """Return an object with the buffer protocol."""
     rng = case.rng
     case.is_own_memory = True
     return rng.choice((
@@ -424,7 +424,7 @@ def buffer(case):
 
 
 class DLPackTrap(Trap):
-    """The same, with the protocol."""
+    """A trap with ``__dlpack__``."""
 
     def __dlpack__(self, **options):
         own = object.__getattribute__(self, "__dict__")
@@ -436,7 +436,7 @@ class DLPackTrap(Trap):
 
 
 class InterfaceTrap(Trap):
-    """The same, with an array interface."""
+    """A trap with an array interface."""
 
     @property
     def __array_interface__(self):
@@ -448,7 +448,7 @@ class InterfaceTrap(Trap):
 
 
 def hostile(case):
-    """An object that is no array, or one that is hard to look at."""
+    """Return an object that is not an array, or one whose attributes fail."""
     rng = case.rng
     kind = rng.randrange(7)
     case.tell("hostile", kind)
@@ -515,7 +515,7 @@ def _numpy_classes(np):
 
 
 def numpy_array(case):
-    """An array of numpy, or of a hostile subclass."""
+    """Return a numpy array, or one of a hostile subclass."""
     np, rng = sys.modules["numpy"], case.rng
     name = rng.choice(sorted(COMMON))
     shape = rng.choice(SHAPES)
@@ -527,7 +527,7 @@ def numpy_array(case):
         return kept
     if how < 0.5:
         kind = rng.choice(_numpy)
-        case.must_pass = case.is_steady = False  # a plan does not call what they override
+        case.must_pass = case.is_steady = False  # a plan does not call the overridden methods
         case.tell("numpy subclass", kind.__name__)
         return kept.view(kind)
     case.must_pass = False
@@ -575,7 +575,7 @@ def _torch_classes(torch):
 
 
 def torch_tensor(case):
-    """A tensor of torch, or of a hostile subclass."""
+    """Return a torch tensor, or one of a hostile subclass."""
     torch, rng = sys.modules["torch"], case.rng
     shape = rng.choice(SHAPES)
     kept = torch.arange(
@@ -590,7 +590,7 @@ def torch_tensor(case):
         return kept
     if how < 0.7:
         kind = rng.choice(_torch)
-        case.is_steady = False  # a plan does not call what they override
+        case.is_steady = False  # a plan does not call the overridden methods
         case.tell("torch subclass", kind.__name__)
         return kind(kept) if kind.__name__ == "Wrapper" else kept.as_subclass(kind)
     return rng.choice((
@@ -606,7 +606,7 @@ _numpy = _torch = ()
 
 
 def prepare(names):
-    """Make the classes that need a framework; return the families of cases for those that are there."""
+    """Create the classes that need a framework; return the families of cases for the installed ones."""
     global _numpy, _torch
     families = [(capsule, 20), (producer, 40), (interface, 15), (buffer, 10), (hostile, 10)]
     if "numpy" in names:

@@ -1,13 +1,13 @@
-"""Convert producers that lie, by every public function, and hold dlx to what it promises; `producer_cases` makes them.
+"""Convert from invalid producers, by every public function, and check dlx's promises; `producers.cases` generates them.
 
-    python -m producer_fuzz --count 100000 --seed 1 --processes 1
-    python -m producer_fuzz --seed 1 --only 4711          # one case again, told in full
+    python tests/support producers.fuzz --count 100000 --seed 1 --processes 1
+    python tests/support producers.fuzz --seed 1 --only 4711    # repeat one case with its details
 
-Cases run in subprocesses, a batch in each. Where one ends, the case that killed it is named and run alone. What holds
-for each case: the process lives; an error is one of dlx, or an interrupt or MemoryError of the producer itself, which
-nobody swallowed; a result has the right dtype, shape and values; a lie that can be seen is refused, and what is honest
-is not; the producer was called once; each deleter ran once, after all results were gone; a refused capsule keeps its
-name; nothing is left alive; and a plan foretells what the conversion does.
+Cases run in subprocesses, in batches. If a process ends, the case that killed it is named, and runs alone. For each
+case: the process lives; an error is a dlx error, or the producer's interrupt or MemoryError, which is not swallowed; a
+result has the right dtype, shape and values; a detectable fault is refused, and a valid producer is not; the producer
+was called once; each deleter ran once, after all results were released; a refused capsule keeps its name; nothing is
+left alive; and the plan matches the conversion.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FRAMEWORKS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow")
 
 
 class Fault(AssertionError):
-    """A promise that was broken."""
+    """A broken promise."""
 
 
 def check(holds, *words):
-    """Raise a Fault unless something holds."""
+    """Raise a Fault unless the condition is true."""
     if not holds:
         raise Fault(" ".join(map(str, words)))
 
@@ -48,7 +48,7 @@ def check(holds, *words):
 
 
 class World:
-    """The frameworks that are here, and what is counted over all cases."""
+    """The installed frameworks, and counts over all cases."""
 
     def __init__(self, frameworks, folder=""):
         os.environ["DLX_CUDA_DRIVER"] = "no-driver-while-fuzzing.so"
@@ -69,7 +69,7 @@ class World:
         self.targets = [name for name in self.targets if name in ("dlx", *self.here)]
         self.families = cases.prepare(self.here)
         self.outcomes = collections.Counter()
-        self.late = collections.deque(maxlen=200)  # structs of earlier cases, whose deleters must stay silent
+        self.late = collections.deque(maxlen=200)  # structs of earlier cases, whose deleters must not run again
         self.tables = tables.Tables(folder) if folder else None
         if self.tables is not None:
             self.targets.append(tables.NAME)
@@ -115,8 +115,8 @@ def run(world, seed, number):
 
 
 def settle(world, before):
-    """Let everything go; nothing of dlx may be left."""
-    for _ in range(200 if "jax" in world.here else 5):  # jax lets go of memory in a thread of its own
+    """Release everything; no object of dlx may be left."""
+    for _ in range(200 if "jax" in world.here else 5):  # jax releases memory in another thread
         if world.native.live() == before:
             return
         gc.collect()
@@ -130,12 +130,12 @@ def weighted(**weights):
 
 
 VERBS = weighted(convert=60, plan=8, describe=4, shares=3, stack=5, using=5, from_dlpack=4, capsule=5, borrow=5)
-ARRAYS = ("numpy", "torch", "jaxlib", "tvm_ffi", "dlx", "pyarrow")  # packages that results are of
+ARRAYS = ("numpy", "torch", "jaxlib", "tvm_ffi", "dlx", "pyarrow")  # packages of the results
 LAZY = VERBS + weighted(lazy=60)
 
 
 class Attempt:
-    """What is done with the objects of one case, and what comes of it."""
+    """A call on the objects of one case, and its outcome."""
 
     def __init__(self, world, case):
         self.world, self.case, self.dlx = world, case, world.dlx
@@ -174,7 +174,7 @@ class Attempt:
     # ---- doing ------------------------------------------------------------------------------------------------------
 
     def go(self):
-        """Do it, and look at what comes of it."""
+        """Make the call, and check its outcome."""
         case = self.case
         names = [each.name if not each.is_consumed else None for each in case.users_capsules]
         plan = None
@@ -307,7 +307,7 @@ class Attempt:
     # ---- looking ----------------------------------------------------------------------------------------------------
 
     def judge(self, raised):
-        """Hold the error to what may leave dlx, and find interrupts that were swallowed."""
+        """Check that the error may leave dlx, and find swallowed interrupts."""
         error, errors = self.error, self.dlx.errors
         if self.armed is not None and self.world.tables.library.imports:
             check(isinstance(error, self.armed) or raised, "swallowed what a table raised:", self.armed, repr(error))
@@ -323,15 +323,15 @@ class Attempt:
         if self.verb == "lazy" and (
             {id(error), id(error.__cause__)} & {id(each) for each in raised} or is_from(error, "producers/cases.py")
         ):
-            return  # a view acts as its source does
+            return  # a view raises the error of its source
         if self.verb == "lazy" and isinstance(error, KeyError) and "more" in error.args:
-            return  # a mapping that lists a key that it does not have
+            return  # a mapping that lists a missing key
         if self.verb == "lazy" and not self.case.is_steady and "changed size during iteration" in str(error):
-            return  # a source that was written to while it was walked
+            return  # a source that changed during iteration
         if self.verb == "lazy" and isinstance(error, TypeError) and "as a dict key" in str(error):
-            return  # what a key's hash raised, which Python 3.14 puts into an error of its own
+            return  # the error of a key's hash, which Python 3.14 wraps
         if isinstance(error, ExceptionGroup) and not isinstance(error, errors.DlxError):
-            check(self.options.get("errors") == "collect", "a group that nobody asked for", repr(error))
+            check(self.options.get("errors") == "collect", "a group without errors='collect'", repr(error))
             every = error.exceptions
         else:
             every = (error,)
@@ -353,7 +353,7 @@ class Attempt:
             error = cause
 
     def agrees(self, plan):
-        """Compare what was planned with what happened."""
+        """Compare the plan with the outcome."""
         if not self.case.is_steady or self.to == "fuzzlib":
             return
         refused = plan.outcome == "refused"
@@ -371,7 +371,7 @@ class Attempt:
                 check(texts[0] == texts[1], "planned", texts[0], "found", texts[1])
 
     def promises(self):
-        """What is known to be wrong must be refused, what is known to be right must not."""
+        """Check that known faults are refused, and known valid producers are not."""
         case = self.case
         if self.verb in ("convert", "from_dlpack", "capsule", "borrow") and not case.raised:
             strict = not self.is_tree or self.verb != "convert"
@@ -385,7 +385,7 @@ class Attempt:
             raise Fault(f"what is honest was refused: {self.error!r}")
 
     def right(self):
-        """Compare a result with what went in, by means of its own framework where that has some."""
+        """Compare a result with its source, with the result's framework if possible."""
         case, result = self.case, self.result
         if case.expected is None:
             return
@@ -411,7 +411,7 @@ class Attempt:
                 check(not writable, "read-only memory came out writable")
 
     def has_live_struct(self):
-        """Return whether the last capsule that was consumed is not released yet: a plan may have had one before."""
+        """Return True if the last consumed capsule is not released yet; a plan may have consumed an earlier one."""
         consumed = [each for each in self.case.structs if each.is_consumed]
         return not consumed[-1].has_deleter or not consumed[-1].deleted
 
@@ -431,7 +431,7 @@ class Attempt:
         return None
 
     def drop(self):
-        """Forget the results."""
+        """Drop the results."""
         self.obj = self.result = None
         error, self.error = self.error, None
         if error is not None:
@@ -443,9 +443,9 @@ SURPRISES = (SystemError, NameError, AttributeError, TypeError, KeyError, IndexE
 
 
 def is_mistake(error, told):
-    """Return whether an exception that nobody planted arose in a line of dlx, and was not expected there.
+    """Return True for an exception that was not planted, and arose in a line of dlx that did not expect it.
 
-    What is expected of foreign code is told in words of its own: "its __dlpack__ raised", "is incomplete".
+    dlx wraps expected errors of foreign code in these words: "its __dlpack__ raised", "is incomplete".
     """
     if isinstance(error, (SystemError, UnboundLocalError)):
         return True
@@ -458,7 +458,7 @@ DLX, ADAPTERS = str(ROOT / "dlx") + os.sep, str(ROOT / "adapters") + os.sep
 
 
 def is_from(error, *parts):
-    """Return whether an exception arose in a file whose path has one of these parts."""
+    """Return True if an exception arose in a file whose path contains one of these parts."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -466,14 +466,14 @@ def is_from(error, *parts):
 
 
 def seen(dlx, tensors, to, result):
-    """Return (dtype triple, shape, bytes of the elements, address, whether it can be written to)."""
+    """Return (dtype triple, shape, bytes of the elements, address, whether it is writable)."""
     if to == "numpy":
         if type(result) is not sys.modules["numpy"].ndarray:
             return None
         name = result.dtype.name
         dtype, held = dlx.DType(name), result.tobytes()
         if dtype.bits < 8:
-            held = bytes(value & (1 << dtype.bits) - 1 for value in held)  # the other bits are anybody's
+            held = bytes(value & (1 << dtype.bits) - 1 for value in held)  # the other bits are undefined
         return tuple(dtype), result.shape, held, result.ctypes.data, result.flags.writeable
     if to == "torch" and type(result).__module__.startswith("torch"):
         if type(result) is not sys.modules["torch"].Tensor:
@@ -503,7 +503,7 @@ def seen(dlx, tensors, to, result):
 
 
 def work(options):
-    """Run a batch; the number of the case at work stands in a file, for whoever finds this process dead."""
+    """Run a batch; a file holds the number of the current case, in case this process dies."""
     if options.plant:
         __import__(options.plant)
     world = World(options.frameworks.split(","), options.tables)
@@ -535,7 +535,7 @@ def work(options):
 
 
 def batch(options, first, count, progress):
-    """Run a batch in a process of its own; return (status, output)."""
+    """Run a batch in a subprocess; return (status, output)."""
     command = program("producers.fuzz", "--worker", options=("-X", "faulthandler"))
     command += ["--seed", str(options.seed), "--first", str(first), "--count", str(count), "--most", str(options.most)]
     command += ["--frameworks", options.frameworks, "--tables", options.tables, "--progress", progress]
@@ -545,7 +545,7 @@ def batch(options, first, count, progress):
 
 
 def spread(options):
-    """Run all batches, a few processes at a time; return how many faults there were."""
+    """Run all batches, a few processes at a time; return the number of faults."""
     started, faults, done, outcomes = time.monotonic(), 0, 0, collections.Counter()
     waiting = collections.deque(
         (first, min(options.batch, options.first + options.count - first))
@@ -592,7 +592,7 @@ def spread(options):
 
 
 def main(arguments=None):
-    """Run the program; the exit status is 1 where a fault was found."""
+    """Run the program; return 1 if it found a fault."""
     parser = argparse.ArgumentParser(prog="fuzz")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Objects and containers that are hard to look at, to walk or to copy; for `producer_cases`."""
+"""Objects and containers that fail when they are inspected, iterated or copied; for `producers.cases`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.producers.tensors import EXCEPTIONS
 
 
 class Pretender:
-    """Says it is another class."""
+    """An object that claims another class."""
 
     def __init__(self, kind):
         self._kind = kind
@@ -26,7 +26,7 @@ class Pretender:
 
 
 def junk(case):
-    """Return an object that is no answer to anything."""
+    """Return an object that is not a valid answer."""
     rng = case.rng
     return rng.choice((
         lambda: None, lambda: 0, lambda: -1, lambda: 1 << 70, lambda: "text", lambda: b"", lambda: (), list, dict,
@@ -40,7 +40,7 @@ def junk(case):
 
 
 class Code(enum.IntEnum):
-    """Device types as some frameworks say them."""
+    """Device types as some frameworks represent them."""
 
     cuda = 0
     cpu = 1
@@ -60,7 +60,7 @@ class Pair(tuple):
 
 
 class Trap:
-    """Raises, or gives junk, when it is looked at for the n-th time, by whatever way."""
+    """An object that raises, or returns junk, at its n-th inspection of any kind."""
 
     def __init__(self, case):
         own = object.__getattribute__(self, "__dict__")
@@ -108,7 +108,7 @@ class Trap:
 
 
 class Meta(type):
-    """A metaclass whose classes raise when they are looked at."""
+    """A metaclass whose classes raise when they are inspected."""
 
     def __hash__(cls):
         raise RuntimeError("no hash")
@@ -139,7 +139,7 @@ class Equal(type):
 
 
 class Lying(type):
-    """Says nothing true of its classes."""
+    """An object with wrong class attributes."""
 
     def __getattribute__(cls, name):
         lies = {"__module__": 3, "__name__": 5, "__mro__": (), "__dict__": None, "__qualname__": None}
@@ -151,7 +151,7 @@ _hostile = {}
 
 
 def hostile_class(case):
-    """Return a class that its metaclass, or its own attributes, make hard to look at."""
+    """Return a class that its metaclass or its attributes make hard to inspect."""
     rng = case.rng
     n, meta = rng.randrange(8), rng.choice(METAS)
     key = n, id(meta)
@@ -174,7 +174,7 @@ def hostile_class(case):
 
 
 class Arrow:
-    """Speaks Arrow's C interfaces, which dlx does not read: it is never asked."""
+    """An object with Arrow's C interfaces that dlx does not read: it is never called."""
 
     def __init__(self, case):
         self.case = case
@@ -197,7 +197,7 @@ class Record:
 
 
 class HostileList(list):
-    """A list that fails, or lies, while it is walked, copied or filled."""
+    """A list that fails, or returns wrong items, while it is iterated, copied or filled."""
 
     case = None
 
@@ -255,7 +255,7 @@ Named = collections.namedtuple("Named", "x y")
 
 
 def tree(case, make):
-    """Return a container around one to three objects of a family; most are plain, some hostile."""
+    """Return a container around one to three objects of a family; most are ordinary, some hostile."""
     rng = case.rng
     held = []
     for _ in range(rng.choice((1, 1, 2, 3))):

@@ -1,4 +1,4 @@
-"""A framework whose arrays carry exchange tables that fail or lie (`hostile.c`), as a plugin; for `producer_fuzz`."""
+"""A framework with failing or invalid exchange tables (`hostile.c`), as a plugin; for `producers.fuzz`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(folder):
 
 
 class Tables:
-    """The framework, once a process."""
+    """The framework, one per process."""
 
     def __init__(self, folder):
         import dlx
@@ -81,7 +81,7 @@ class Tables:
         return made
 
     def family(self, case):
-        """An array with a table; its borrow slot may fail or lie, and then its ``__dlpack__`` speaks for it."""
+        """Return an array with a table; if its borrow slot fails or lies, ``__dlpack__`` answers instead."""
         from support.producers.tensors import Spec, account
 
         spec, rng = Spec(case.rng), case.rng
@@ -104,7 +104,7 @@ class Tables:
         return kind(case, lambda: case.new(spec).capsule)
 
     def arm(self, rng):
-        """Choose what the consumer does next; return the class that it raises, or None."""
+        """Set the consumer's next behaviour; return the class that it raises, or None."""
         mode = rng.choice(("takes", "takes", *self.modes))
         error = rng.choice((ValueError, *FINAL))
         self.library.set(mode, error)
@@ -112,7 +112,7 @@ class Tables:
         return error if mode == "raises" and error in FINAL else None
 
     def settle(self):
-        """Call the deleter that the consumer put off."""
+        """Call the deleter that the consumer deferred."""
         if getattr(self, "late", False) and self.library.imports:
             self.library.free.hostile_delete_kept(0)
         self.late = False

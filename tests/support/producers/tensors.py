@@ -1,7 +1,7 @@
-"""A generated case, and managed tensors whose fields lie in every way that can be seen; for `producer_cases`.
+"""Generated cases, and managed tensors whose fields are wrong in every detectable way; for `producers.cases`.
 
-Memory is real wherever a consumer could read it, so that nothing here makes a right consumer read what is not there: a
-pointer that merely looks good, or an extent beyond the memory, is a lie that nobody can detect.
+All memory that a consumer could read is valid, so that a right consumer never reads invalid memory: a wrong but
+plausible pointer, or an extent beyond the memory, cannot be detected.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def place(rng, name):
 
 
 def is_inside(address):
-    """Return whether an address is in that memory."""
+    """Return True if an address is in that memory."""
     return START <= address < START + 2 * ROOM
 
 
-# ---- what goes wrong -------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 class Unsayable(Exception):
-    """Has no text."""
+    """An object without a text."""
 
     def __str__(self):
         raise ValueError("no words")
@@ -52,7 +52,7 @@ class Unsayable(Exception):
 
 
 class Interrupt(BaseException):
-    """Nobody's to swallow."""
+    """An exception that must not be swallowed."""
 
 
 EXCEPTIONS = (
@@ -88,7 +88,7 @@ EXCEPTIONS = (
 
 
 def is_final(error):
-    """Return whether an exception is one that nobody may swallow or replace."""
+    """Return True for an exception that must not be swallowed or replaced."""
     return isinstance(error, MemoryError) or not isinstance(error, Exception)
 
 
@@ -96,7 +96,7 @@ def is_final(error):
 
 
 class Struct:
-    """One managed tensor whose deleter counts, and the capsule around it."""
+    """A managed tensor with a counted deleter, and its capsule."""
 
     def __init__(self, spec):
         legacy = spec.legacy
@@ -126,12 +126,12 @@ class Struct:
 
     @property
     def deleted(self):
-        """How often the deleter ran."""
+        """The number of calls of the deleter."""
         return int(self.count[0])
 
     @property
     def is_consumed(self):
-        """Whether a consumer renamed the capsule."""
+        """True if a consumer renamed the capsule."""
         return name_of(self.capsule) != (self.name or b"")
 
     def scribble(self):
@@ -141,7 +141,7 @@ class Struct:
 
 
 def told(words):
-    """Return words as a line; what cannot be shown is named by its class."""
+    """Return words as a line, with class names for objects without a text."""
     try:
         return " ".join(map(str, words))
     except BaseException:
@@ -149,34 +149,34 @@ def told(words):
 
 
 class Case:
-    """One generated case: its objects, and an account of what they were asked and did."""
+    """A generated case: its objects, and a record of the calls."""
 
-    is_loud = False  # one case alone: its story is told while it is made
+    is_loud = False  # a single case: its facts are printed while it is generated
 
     def __init__(self, seed, number):
         self.rng = random.Random(seed * 1_000_000_007 + number)
         self.structs, self.raised, self.story = [], [], []
-        self.is_steady = True  # answers the same each time
-        self.must_fail = False  # a lie that every consumer sees
-        self.must_pass = False  # honest, and any target "dlx" takes it
-        self.expected = None  # (dtype triple, shape, bytes) that a result must have
+        self.is_steady = True  # returns the same answer each time
+        self.must_fail = False  # a fault that every consumer detects
+        self.must_pass = False  # valid, and the target "dlx" accepts it
+        self.expected = None  # the expected (dtype triple, shape, bytes)
         self.readonly = False
-        self.is_copied = False  # the producer says that it made a copy
+        self.is_copied = False  # the producer reports a copy
         self.calls = collections.Counter()
-        self.users_capsules = []  # raw ones: an error leaves their names as they are
-        self.sources = []  # what was generated, to be forgotten at the end
+        self.users_capsules = []  # raw capsules: an error leaves their names unchanged
+        self.sources = []  # generated objects, released at the end
 
     def __deepcopy__(self, memo):
         return self  # dlx copies containers of unknown storage deeply
 
     def tell(self, *words):
-        """Note what was generated, for whoever reads a failure."""
+        """Record a generated fact, for the report of a failure."""
         self.story.append(words)
         if self.is_loud:
             print("   ", told(words), flush=True)
 
     def fail(self, make):
-        """Raise a planted exception, and note it."""
+        """Raise a planted exception, and record it."""
         error = make()
         self.raised.append(error)
         raise error
@@ -212,7 +212,7 @@ NAMES = (
     *("float16", "bfloat16", "complex64", "complex128", "float8_e4m3fn", "int4", "uint2", "float4_e2m1fnx2"),
 )
 TRIPLES = {name: tuple(dlx.DType(name)) for name in NAMES}
-COMMON = frozenset(NAMES[:12]) | {"float16", "complex64", "complex128"}  # what numpy has as well
+COMMON = frozenset(NAMES[:12]) | {"float16", "complex64", "complex128"}  # dtypes that numpy has
 SHAPES = ((), (1,), (3,), (7,), (2, 3), (4, 1), (2, 2, 2), (0,), (3, 0, 2), (1, 1, 1, 1, 1), (5, 4))
 
 
@@ -222,7 +222,7 @@ def row_major(shape):
 
 
 class Spec:
-    """The fields of a managed tensor: honest as made, then perhaps changed by `lies`."""
+    """The fields of a managed tensor: valid at first, then `lies` may change them."""
 
     def __init__(self, rng):
         self.dtype_name = rng.choice(NAMES)
@@ -245,11 +245,11 @@ class Spec:
         self.deleter = rng.random() < 0.95
         self.name = b"dltensor" if self.legacy else b"dltensor_versioned"
         self.told = []
-        self.is_fatal = False  # no consumer may take it
-        self.is_odd = False  # its values cannot be compared, or some targets may refuse what it says
+        self.is_fatal = False  # no consumer may accept it
+        self.is_odd = False  # its values cannot be compared, or some targets may refuse it
 
     def expected(self):
-        """Return what a result must hold, or None where that is not known."""
+        """Return the expected content of a result, or None if it is unknown."""
         bits = self.dtype[1] * self.dtype[2]
         if self.is_fatal or self.is_odd or (bits % 8 and bits > 8) or self.device[0] not in HOST_READABLE:
             return None
@@ -357,7 +357,7 @@ def _name_of_capsule(rng, spec):
 
 
 def _other_name(rng, spec):
-    """A struct of one generation in a capsule of the other: flags 0 are read as a shape pointer."""
+    """Put a struct of one generation into a capsule of the other: flags 0 are read as a shape pointer."""
     if not spec.flags:
         spec.name = b"dltensor_versioned" if spec.legacy else b"dltensor"
         spec.is_fatal = True
@@ -370,7 +370,7 @@ LIES = (
 
 
 def spec_of(case, honest=0.45):
-    """Return the fields of a tensor, honest in this share of cases."""
+    """Return the fields of a tensor, valid in this share of cases."""
     rng, spec = case.rng, Spec(case.rng)
     if not case.chance(honest):
         lie = rng.choice(LIES)
@@ -381,7 +381,7 @@ def spec_of(case, honest=0.45):
 
 
 def account(case, spec):
-    """Note what a consumer must make of it."""
+    """Record the expected behaviour of a consumer."""
     case.must_fail = spec.is_fatal
     case.expected = spec.expected()
     case.readonly, case.is_copied = bool(spec.flags & READ_ONLY), bool(spec.flags & IS_COPIED)

@@ -1,4 +1,4 @@
-"""An sdist of this checkout, and the wheel that is made of it: built once a run, whichever workers want them."""
+"""An sdist of this checkout and a wheel from it, built once per run for all workers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import subprocess
 import sys
 import tarfile
 
-import pytest
-
 from support.project import ROOT
 
 LEFT = shutil.ignore_patterns(".*", "build", "dist", "site", "*.so", "*.o", "__pycache__", "*.egg-info")
 
 
 def run(command, folder, **changes):
-    """Run a command without the checkout on the path; give what it printed."""
+    """Run a command without the checkout on the path; return its output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | changes
     command = [str(part) for part in command]
     done = subprocess.run(
@@ -28,12 +26,12 @@ def run(command, folder, **changes):
 
 
 def once(factory, name, make):
-    """Give the folder that `make(folder)` fills: one worker makes it, the others wait for it.
+    """Return the folder that `make(folder)` fills: one worker fills it, the others wait.
 
-    One that was not finished is made again, so that each test that wants it shows why it failed.
+    An incomplete folder is built again, so that each test that needs it shows the failure.
     """
     base = factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # workers have a folder each in a common one
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # each worker has a folder in a common one
     folder = shared / name
     with open(shared / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,7 +44,7 @@ def once(factory, name, make):
 
 
 def _build(folder):
-    """Build the sdist of a clean copy of the checkout, and the wheel of the unpacked sdist and nothing else."""
+    """Build the sdist of a clean copy of the checkout, and the wheel from nothing but the unpacked sdist."""
     shutil.copytree(ROOT, folder / "checkout", ignore=LEFT)
     code = "from setuptools import build_meta; build_meta.build_sdist('..')"
     run([sys.executable, "-W", "ignore", "-c", code], folder / "checkout")
@@ -54,7 +52,7 @@ def _build(folder):
     with tarfile.open(archive) as unpacked:
         unpacked.extractall(folder / "unpacked", filter="data")
     (source,) = (folder / "unpacked").iterdir()
-    # What is asked of this wheel is not how fast it is, and to optimize takes longest of all. The last option counts.
+    # Without optimization, which takes longest: no test measures this wheel. The last option wins.
     compiler = folder / "cc"
     compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CC", "cc")} "$@" -O0\n')
     compiler.chmod(0o755)
@@ -64,15 +62,7 @@ def _build(folder):
     shutil.rmtree(folder / "unpacked")
 
 
-@pytest.fixture(scope="session")
-def sdist(tmp_path_factory):
-    """The sdist of a clean copy of the checkout."""
-    (found,) = once(tmp_path_factory, "distributions", _build).glob("*.tar.gz")
-    return found
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    """The wheel, built of the unpacked sdist and nothing else, without network."""
-    (found,) = once(tmp_path_factory, "distributions", _build).glob("*.whl")
+def distribution(factory, pattern):
+    """Return the sdist or the wheel whose name matches a pattern; build both if needed."""
+    (found,) = once(factory, "distributions", _build).glob(pattern)
     return found

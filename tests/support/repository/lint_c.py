@@ -1,8 +1,8 @@
-"""Compile every C file of this project with warnings as errors, and keep nothing of it; `make lint` runs this.
+"""Compile every C file of this project with warnings as errors, and discard the result; `make lint` runs this.
 
-    python tests/support/lint_c.py [FILE ...]
+    python tests/support repository.lint_c [FILE ...]
 
-The compiler of `pip install` warns too, but pip shows that to nobody. cudart.c needs a header of CUDA, and is left out.
+The compiler of `pip install` warns as well, but pip hides its output. cudart.c needs a CUDA header and is left out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LEFT_OUT = {"cudart.c"}
 
 
 def files():
-    """Return the C files of the project, benchmarks and tests included."""
+    """Return the C files of the project, including benchmarks and tests."""
     found = [path for pattern in ("c_src/*/*.c", "adapters/*.c", "benchmarks/*.c", "tests/c/*.c")
              for path in ROOT.glob(pattern)]  # fmt: skip
     return sorted(path for path in found if path.name not in LEFT_OUT)
 
 
 def flags_of(path):
-    """Return the warnings that a file must be free of: those of Python's own headers are left out."""
+    """Return the warnings for a file; warnings in Python's headers are off."""
     inside = path.relative_to(ROOT).parts[:2] if path.is_relative_to(ROOT) else ()
     if inside in (("c_src", "core"), ("c_src", "cuda")):
         return (*FLAGS, *STRICT, "-Wpedantic")
@@ -42,14 +42,14 @@ def flags_of(path):
 
 
 def compiled(path):
-    """Compile a file; return what the compiler says, empty if it is content."""
+    """Compile a file; return the compiler's output, empty without warnings."""
     command = ["cc", *flags_of(path), *INCLUDE, str(path), "-o", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr or (f"{path}: status {done.returncode}" if done.returncode else "")
 
 
 def generated(folder):
-    """Return the file that cffi makes of the headers."""
+    """Return the file that cffi generates from the headers."""
     path = Path(folder, "_ffi").with_suffix(".c")
     before = Path.cwd()
     os.chdir(ROOT)
@@ -61,7 +61,7 @@ def generated(folder):
 
 
 def main(arguments):
-    """Print what the compiler says of all files, or of those that are named; return the exit status."""
+    """Print the warnings of the given files, or of all; return the exit status."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         paths = [Path(each).resolve() for each in arguments] or [*files(), generated(folder)]
         said = list(filter(None, pool.map(compiled, paths)))

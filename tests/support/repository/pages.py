@@ -1,9 +1,9 @@
-"""Markdown pages as tests see them: the blocks of code in them, what they print, headings and links.
+"""Parser of Markdown pages: code blocks and their output, headings and links.
 
 A ``python`` block right before a ``text`` block prints that text. A ``console`` block holds commands behind ``$`` and
-what they print; a line ``...`` there stands for any lines, ``...`` within a line for any text. A ``python`` block that
-begins with ``# name.py`` is a file, not run. Blocks of a page run in order, in one folder and one
-namespace. A word after the language leaves a block out: ``python gpu``, ``console gpu``.
+their output; a line ``...`` matches any lines, ``...`` within a line any text. A ``python`` block that begins with
+``# name.py`` is a file and does not run. Blocks of a page run in order, in one folder and one namespace. A word after
+the language excludes a block: ``python gpu``, ``console gpu``.
 """
 
 import re
@@ -41,12 +41,12 @@ FRAMEWORKS = (
 
 
 def name_of(page):
-    """Give a page's path in the project."""
+    """Return a page's path in the project."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(text):
-    """Give (info, code, output or None) for every fenced block; the output is a ``text`` block right behind it."""
+    """Yield (info, code, output or None) for every fenced block; the output is a ``text`` block right behind it."""
     found = list(_FENCE.finditer(text))
     for block, after in zip(found, [*found, None][1:], strict=True):
         shown = after is not None and after["info"] == "text" and not text[block.end() : after.start()].strip()
@@ -54,12 +54,12 @@ def blocks(text):
 
 
 def runnable(text):
-    """Give the blocks that are run: (language, code, output or None)."""
+    """Return the blocks that run: (language, code, output or None)."""
     return [each for each in blocks(text) if each[0] in ("python", "console")]
 
 
 def needed(text):
-    """Give the frameworks that the blocks of a page name, as modules or targets."""
+    """Return the frameworks in the blocks of a page, as modules or targets."""
     code = "\n".join(code for _, code, _ in runnable(text))
     return [
         name for name in FRAMEWORKS if re.search(rf'\bimport {name}\b|\bfrom {name}\b|"{name}["\.]|-m {name}\b', code)
@@ -67,7 +67,7 @@ def needed(text):
 
 
 def commands(code):
-    """Give (command, expected output) for each command of a console block."""
+    """Yield (command, expected output) for each command of a console block."""
     parts = re.split(r"^\$ ", code, flags=re.MULTILINE)
     assert not parts[0].strip(), f"a console block begins with '$ ', found {parts[0]!r}"
     for part in parts[1:]:
@@ -79,13 +79,13 @@ def commands(code):
 
 
 def file_of(code):
-    """Give the name of the file that a block is, or None."""
+    """Return the file name in the first line of a block, or None."""
     found = re.match(r"# (\w+\.py)\n", code)
     return found and found[1]
 
 
 def fits(shown, printed):
-    """Return whether what was printed is what is shown, ``...`` standing for anything."""
+    """Return True if the printed text matches the shown text, where ``...`` matches anything."""
     lines = shown.splitlines()
     pattern = "".join(
         r"(?:.*\n)*?" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + "\n"
@@ -95,19 +95,19 @@ def fits(shown, printed):
 
 
 def prose(text):
-    """Give a page without its code, in blocks and in lines."""
+    """Return a page without code blocks and inline code."""
     return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))
 
 
 def links(text):
-    """Give the targets of links and images."""
+    """Return the targets of links and images."""
     text = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
     text = re.sub(r"(?<![`\[])`[^`\n]*`", lambda code: code[0] if "](" not in code[0] else "", text)
     return [*_LINK.findall(text), *_IMAGE.findall(text)]
 
 
 def anchors(text):
-    """Give the anchors of a page's headings, as GitHub and mkdocs make them."""
+    """Return the anchors of a page's headings, as GitHub and mkdocs build them."""
     found = set()
     for heading in re.findall(r"^#+ +(.*)$", _FENCE.sub("", text), flags=re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -116,6 +116,6 @@ def anchors(text):
 
 
 def navigation():
-    """Give the pages that mkdocs.yml names, without reading YAML."""
+    """Return the pages in mkdocs.yml, without a YAML parser."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     return re.findall(r"([\w./-]+\.md)$", text, flags=re.MULTILINE)

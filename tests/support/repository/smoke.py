@@ -1,6 +1,6 @@
-"""Tries an installed dlx as a user has it: no checkout, no compiler. Run it by the environment's own Python.
+"""Test of an installed dlx without checkout and compiler, run by the environment's Python.
 
-`make dist` and tests/api/test_packaging.py do so. It prints one line and exits with 0, or raises.
+`make dist` and tests/api/test_packaging.py run it. It prints one line and exits with 0, or raises.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ except TypeError as error:
 else:
     raise AssertionError("a number was taken for an array")
 
-# The frameworks that are here.
+# The installed frameworks.
 for name in ("numpy", "torch"):
     if importlib.util.find_spec(name):
         array = dlx.convert(tensor, to=name)

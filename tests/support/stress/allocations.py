@@ -1,9 +1,9 @@
-"""A program that lets every allocation of a call fail once, and says what did not come out right.
+"""A program that makes every allocation of a call fail once, and reports wrong results.
 
-``python allocations.py GROUP=PART ...`` runs the cases of a group whose names contain the part. For each case and way
-to fail, allocation number 1 fails, then number 2, and so on, until the call goes through without a failure.
-After each: a MemoryError, or a right result; the sources keep their references and are not consumed; no managed tensor
-is left; the same call works. Free lists are emptied before each call, so that what they hold is allocated, too.
+``python tests/support stress.allocations GROUP=PART ...`` runs the cases of a group whose names contain PART. For each
+case and way to fail, allocation number 1 fails, then number 2, and so on, until the call needs no more. After each: a
+MemoryError, or a right result; the sources keep their references and are not consumed; no managed tensor is left; the
+same call works. Free lists are emptied before each call, so that their objects are allocated, too.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ import dlx
 from dlx._core import native
 from dlx._registry.registry import registry
 
-IN_DLX = 3  # what failing.c says of an allocation that failed in an extension of dlx
-SPARE = 128  # more shells of dlx.Tensor than dlx keeps for the next ones
+IN_DLX = 3  # failing.c's status of an allocation that failed in an extension of dlx
+SPARE = 128  # more objects of dlx.Tensor than dlx's free list holds
 
 
 # ---- two ways to fail ------------------------------------------------------------------------------------------------
 
 
 FAULTS = {
-    # Python 3.11 and 3.12 keep the arguments of a function whose cells cannot be made.
+    # Python 3.11 and 3.12 leak the arguments of a function if its cells cannot be allocated.
     b"PyCell_New": b"",
-    # Iterators over a dict's items that could not make their pair are untracked before they are tracked.
+    # Iterators over a dict's items are untracked before they are tracked if their pair cannot be allocated.
     b"PyTuple_Pack": b"(+0x",
-    # __array_interface__ puts what it could not make into a dict, and dies; here all attributes of numpy's arrays.
+    # __array_interface__ puts NULL into a dict and crashes; all attributes of numpy's arrays are left out.
     b"_multiarray_umath": b"_PyObject_GenericGetAttrWithDict",
-    # The hash of a new dtype uses a tuple that could not be made, and dies.
+    # The hash of a new dtype uses a NULL tuple and crashes.
     b"Py_BuildValue": b"_multiarray_umath",
-    # pybind11 uses instances that could not be made, and dies.
+    # pybind11 uses NULL instances and crashes.
     b"PyType_GenericAlloc": b"/libtorch_python",
-    # nanobind uses method objects that could not be made, and dies.
+    # nanobind uses NULL method objects and crashes.
     b"/jaxlib/": b"",
-    # tvm_ffi.from_dlpack keeps what it imported where it cannot make its own object.
+    # tvm_ffi.from_dlpack leaks the imported tensor if it cannot allocate its object.
     b"/tvm_ffi/": b"",
 }
-"""Who does not bear a failure, and is spared: words in the names of a function or library, and of its caller."""
+"""Callers that crash at a failure and are left out: words in the names of a function or library, and of its caller."""
 
 
 class Python:
-    """Allocations through Python's allocators: its own and those of every extension that uses them."""
+    """Allocations by Python's allocators, in Python and in every extension that uses them."""
 
     name = "python"
 
@@ -68,7 +68,7 @@ class Python:
 
 
 class Core:
-    """Allocations of dlx's own C, of one extension."""
+    """Allocations by the C of dlx, in one extension."""
 
     def __init__(self, name, fail):
         self.name, self.start = name, fail
@@ -88,7 +88,7 @@ def ways():
 
 
 class Case(NamedTuple):
-    """One call: what it is made of, and what it does; `act` returns what is compared."""
+    """One call: its source and its action; `act` returns the value to compare."""
 
     name: str
     make: Any
@@ -124,7 +124,7 @@ def locked():
 
 
 def sources():
-    """Return how an array of each framework is made."""
+    """Return constructors of each framework's array."""
     import jax.numpy
     import torch
     import tvm_ffi
@@ -144,7 +144,7 @@ def to(name, **options):
 
 
 def pairs():
-    """Every source into every target, with options that need the Python path, too."""
+    """Each source to each target, also with options that need the Python path."""
     every = {"": {}, ", copied": {"copy": True}, ", shared": {"copy": False}, ", host": {"device": "cpu"}}
     for source, make in sources().items():
         for target in sources():
@@ -201,7 +201,7 @@ def sorts():
 
 
 def forms():
-    """How a tree of two arrays is made."""
+    """Constructors of trees of two arrays."""
 
     def ring(x, y):
         made = [x, {"y": y}]
@@ -244,7 +244,7 @@ def trees(options):
 
 
 def views():
-    """What a lazy view is asked for."""
+    """Reads of lazy views."""
     makers = sources()
 
     acts = {
@@ -296,11 +296,11 @@ def views():
 
 
 def foreign_views():
-    """Lazy views of containers that are no builtin ones."""
+    """Lazy views of containers that are not builtin."""
     import torch
 
     class Fresh(collections.abc.Mapping):
-        """A container that makes its elements when they are asked for."""
+        """A container that creates its elements on access."""
 
         def __getitem__(self, key):
             return {"x": array}[key]()
@@ -329,7 +329,7 @@ def foreign_views():
 
 
 class Struct:
-    """A managed tensor of dlx at an address: once it is taken, its capsule no longer owes the deleter."""
+    """A managed tensor of dlx at an address; once it is consumed, its capsule does not call the deleter."""
 
     def __init__(self, legacy):
         self.legacy, self.taken = legacy, False
@@ -337,13 +337,13 @@ class Struct:
         self.address = address_in(self.capsule, name_of(self.capsule))
 
     def take(self):
-        """Take it, as a consumer written in C does."""
+        """Consume it, as a consumer written in C does."""
         tensor = dlx.from_managed(self.address, legacy=self.legacy)
         self.taken = True
         return tensor
 
     def borrow(self):
-        """Look at it."""
+        """Borrow it."""
         return dlx.from_managed(self.address, legacy=self.legacy, borrow=True)
 
     def __del__(self):
@@ -371,7 +371,7 @@ class Released:
 
 
 def interop():
-    """Capsules, pointers, structs: what C authors call."""
+    """Capsules, pointers and structs, as C authors use them."""
     import torch
 
     makers = sources()
@@ -427,13 +427,13 @@ def shared():
 
 
 def lent(obj, **options):
-    """Borrow a tensor and look at it."""
+    """Borrow a tensor and view it."""
     with dlx.borrow(obj, **options) as tensor:
         return tensor.ndim
 
 
 def pointed(obj):
-    """Make a tensor with a release function, which is called once if it was made, and else never."""
+    """Create a tensor with a release function; it is called once if the tensor was created, otherwise never."""
     before = obj.calls
     try:
         tensor = dlx.from_pointer(obj.memory.ctypes.data, (2, 3), "float32", release=obj)
@@ -447,7 +447,7 @@ def pointed(obj):
 
 
 def refused(obj):
-    """Return the kinds of the errors of a refused conversion."""
+    """Return the classes of the errors of a refused conversion."""
     try:
         dlx.convert(obj, to="torch", errors="collect" if isinstance(obj, list) else "raise")
     except (dlx.errors.DlxError, ExceptionGroup) as error:
@@ -458,7 +458,7 @@ def refused(obj):
 
 
 def devices():
-    """Memory and order on devices, by the recording driver that DLX_CUDA_DRIVER names."""
+    """Memory and order on devices, over the recording driver in DLX_CUDA_DRIVER."""
     import pytest
 
     from support.cuda import gpulib
@@ -562,7 +562,7 @@ def arrays_of(tree):
 
 
 def references(case, source):
-    """Return the numbers of references to a source and to its arrays."""
+    """Return the reference counts of a source and its arrays."""
     watched = case.leaves(source) if case.leaves else []
     return sys.getrefcount(source), [sys.getrefcount(each) for each in watched]
 
@@ -571,11 +571,11 @@ LOST = ("without exception set", "without setting an exception")
 # Python itself loses the error of a Python function.
 LOST_BY_DLX = re.compile("(?!<function ).*without (exception set|setting an exception)$")
 HIDDEN = ("Failed to allocate a Tensor object", "can't allocate lock", *LOST)
-"""A MemoryError as torch says it, and Python: 3.11 loses it where it cannot make a frame for the traceback."""
+"""A MemoryError in torch's words and in Python's: 3.11 loses it if it cannot allocate a frame for the traceback."""
 
 
 def is_no_memory(error):
-    """Say whether an error is a MemoryError, or one about a framework, or Python, that hides one."""
+    """Return True for a MemoryError, or an error by which a framework or Python hides one."""
     while error is not None:
         if isinstance(error, MemoryError) or any(text in str(error) for text in HIDDEN):
             return True
@@ -584,15 +584,15 @@ def is_no_memory(error):
 
 
 class Wrong(Exception):
-    """Something that must hold does not."""
+    """A violated condition."""
 
 
 def attempt(case, way, number, expected):
-    """Let one allocation of a call fail; return whether it did, and whether the call failed."""
+    """Make one allocation of a call fail; return whether it failed, and whether the call failed."""
     source = case.make()
     live, before = native.live(), references(case, source)
-    drained = [dlx.empty((), "int8") for _ in range(SPARE)]  # the shells that dlx keeps
-    gc.collect()  # the free lists of Python
+    drained = [dlx.empty((), "int8") for _ in range(SPARE)]  # dlx's free list
+    gc.collect()  # Python's free lists
     result = error = None
     way.start(number)
     try:
@@ -624,7 +624,7 @@ def attempt(case, way, number, expected):
 
 
 def run(case, way):
-    """Let every allocation of a call fail once; return how many there are, and how many calls failed."""
+    """Make every allocation of a call fail once; return the numbers of allocations and of failed calls."""
     number = failures = 0
     expected = plain(case.act(case.make()))
     for _ in range(3):
@@ -647,12 +647,12 @@ def run(case, way):
 
 
 def main(*wanted):
-    """Run the cases of groups; the exit status says whether all were right."""
+    """Run the cases of groups; return the exit status."""
     faulthandler.enable()
     unraised = []
 
     def unraisable(args):
-        """Note it, but not that Python could not close a generator while it frees it."""
+        """Record it, unless Python could not close a generator during its release."""
         if not isinstance(args.object, types.GeneratorType):
             unraised.append(f"{args.exc_value!r} in {args.object!r}")
 

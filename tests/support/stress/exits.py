@@ -1,9 +1,8 @@
-"""End processes in every way while results of dlx are alive: the status is as without dlx, and stderr is empty.
+"""Ends of processes in every way while results of dlx are alive: the same status as without dlx, and empty stderr.
 
-    python tests/support/exits.py
+    python tests/support stress.exits
 
-Each ending is tried with each set of frameworks, in an interpreter of its own with `-X dev`. The status is 1 if one
-does not end as it should.
+Each ending runs with each set of frameworks, in a new interpreter with `-X dev`. The status is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import time
 
 SETS = ("", "numpy", "numpy pyarrow", "numpy torch", "numpy tvm_ffi jax", "numpy torch tvm_ffi jax pyarrow")
 
-# Makes results of every kind: arrays of each framework from each other one, trees, views partly read, capsules.
+# Creates results of every kind: arrays of each framework from each other, trees, partly read views, capsules.
 PREAMBLE = """
 import atexit, builtins, contextlib, contextvars, functools, gc, os, signal, sys
 import threading, time, types, warnings, weakref
-for category in DeprecationWarning, RuntimeWarning:  # forks beside threads are what this is about
+for category in DeprecationWarning, RuntimeWarning:  # these endings fork while threads run
     warnings.filterwarnings("ignore", ".*fork", category)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it
 EARLY = []
@@ -81,7 +80,7 @@ class Late:
             self.held.append(self.make(but=("jax",)))
 """
 
-# Name -> code; what is said of the end stands in `expected`.
+# Name -> code; `expected` holds the expected status and stderr.
 ENDINGS = {
     "globals": "held = make()",
     "cycles": """
@@ -348,7 +347,7 @@ view = dlx.convert([Leaves()], to="dlx", lazy=True)
 print('done')
 view[0]
 """,
-    "an exception that nobody handles": """
+    "an unhandled exception": """
 def outer(held):
     inner(make())
 def inner(held):
@@ -356,7 +355,7 @@ def inner(held):
 print('done')
 outer(make())
 """,
-    "an error of dlx that nobody handles": """
+    "an unhandled error of dlx": """
 print('done')
 dlx.convert([Producer(), make(), object()], to="dlx", strict=True)
 """,
@@ -395,18 +394,18 @@ while count[0] < 3:
     "os._exit": "held = make()\nprint('done')\nsys.stdout.flush()\nos._exit(0)",
 }
 
-EXPECTED = {  # (status, what stderr looks like); (0, nothing) else
+EXPECTED = {  # (status, pattern of stderr); by default (0, empty)
     "sys.exit in a conversion": (3, ""),
     "sys.exit in a view": (3, ""),
-    "an exception that nobody handles": (1, r"Traceback.*ValueError: the end\n"),
-    "an error of dlx that nobody handles": (1, r"Traceback.*AdapterNotFoundError: .*strict=True.*\n"),
+    "an unhandled exception": (1, r"Traceback.*ValueError: the end\n"),
+    "an unhandled error of dlx": (1, r"Traceback.*AdapterNotFoundError: .*strict=True.*\n"),
     "an interrupt": (-signal.SIGINT, r"Traceback.*KeyboardInterrupt\n"),
     "an interrupt in a conversion": (-signal.SIGINT, r"Traceback.*KeyboardInterrupt\n"),
 }
 
 
 def trial(ending, frameworks):
-    """Return what is wrong with an ending with these frameworks, as text; empty if it is as it should be."""
+    """Return the fault of an ending with these frameworks as text, empty if it is right."""
     code = PREAMBLE.format(frameworks=frameworks) + ENDINGS[ending]
     code += "" if "print('done')" in code else "\nprint('done')\n"
     try:
@@ -422,7 +421,7 @@ def trial(ending, frameworks):
 
 
 def main(arguments=None):
-    """Try the endings; print those that went wrong."""
+    """Try the endings; print the wrong ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--endings", default="", help="only those whose name matches this expression")
     parser.add_argument("--frameworks", action="append", help="a set of frameworks; may be given again")

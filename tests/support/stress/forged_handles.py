@@ -1,9 +1,10 @@
-"""Attach handles in which something was changed at random: each is refused, or is what was shared.
+"""Attach handles with random changes: each is refused, or attaches the shared memory.
 
-    python tests/support/forged_handles.py --count 100000
+    python tests/support stress.forged_handles --count 100000
 
-Half of the time this process does not know the segments, as one that did not share them. Nothing but a HandleError may
-be raised, what is attached must be what was shared, and no descriptor may be left. Exit status 1 if not.
+In half of the trials this process does not know the segments, as a process that did not share them. Only HandleError
+may be raised, the attached values must be the shared ones, and no descriptor may be left. Otherwise the exit status is
+1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ODD += [b"x", [], {}, [1], {"a": 1}, object()]
 
 
 def changed(value: object, draw: random.Random, numbers: list[int], tokens: list[str]) -> object:
-    """Return something else in the place of a value."""
+    """Return another value instead of this one."""
     way = draw.randrange(5)
     if type(value) is int and way:
         bits = draw.getrandbits(draw.choice((4, 8, 31, 63)))
@@ -56,7 +57,7 @@ def near(value: object) -> list[object]:
 
 
 def refused(handle: dict[str, object], fd: object) -> bool:
-    """Return whether a handle is refused, by a process that knows the segment and by one that does not."""
+    """Return True if a process that knows the segment, and one that does not, refuse the handle."""
     for known in (True, False):
         if not known:
             segment._held.clear()
@@ -69,7 +70,7 @@ def refused(handle: dict[str, object], fd: object) -> bool:
 
 
 def main() -> int:
-    """Forge; say how many were refused, and what was wrong."""
+    """Forge handles; print the number of refusals, and the faults."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
@@ -83,7 +84,7 @@ def main() -> int:
     numbers = [os.getpid(), os.getppid(), 1, *files, *(each[name] for each in held for name in ("fd", "inode", "size"))]
     tokens = [each["token"] for each in held]
     before, attached = len(os.listdir("/proc/self/fd")), 0
-    for name in ("size", "token", "dlx"):  # the other fields only say where to look
+    for name in ("size", "token", "dlx"):  # the other fields are only hints
         for value in near(held[0][name]):
             for fd in (None, held[0]["fd"]):
                 assert refused({**held[0], name: value}, fd), (name, value, fd)

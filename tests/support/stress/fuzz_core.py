@@ -1,8 +1,8 @@
 """Fuzzing of the pure C core with clang's libFuzzer: `nox -s fuzz`.
 
-tests/c/fuzz_core.c says what must hold. tests/c/fuzz_core.txt is its corpus: a line an input, in hexadecimal digits,
-perhaps with a note that says what fault it showed. `--update` writes it anew: the lines with notes, and what this run
-found and kept since it reaches code that nothing else does.
+tests/c/fuzz_core.c holds the conditions. tests/c/fuzz_core.txt is the corpus: one input per line, in hexadecimal
+digits, with an optional note about the fault that it showed. `--update` rewrites it: the lines with notes, and the
+inputs of this run that reach new code.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def link(program, objects, *flags, compiler="cc"):
 
 
 def write_inputs(folder):
-    """Write the corpus as libFuzzer reads it: a file an input."""
+    """Write the corpus as libFuzzer reads it: one file per input."""
     folder.mkdir()
     for number, line in enumerate(CORPUS.read_text(encoding="ascii").splitlines()):
         (folder / str(number)).write_bytes(bytes.fromhex(line.split()[0]))
 
 
 def fuzz(executions, seed, target, update, folder):
-    """Build with libFuzzer, run from the corpus on; return the exit status."""
+    """Build with libFuzzer, and run, starting with the corpus; return the exit status."""
     found, kept = folder / "found", folder / "kept"
-    # The references are compiled without sanitizers: they take most of the time, and the core is what is looked at.
+    # The references take most of the time, so they are compiled without sanitizers.
     compile_into(folder, [TARGETS], "-O2", compiler="clang")
     compile_into(folder, CORE.glob("*.c"), "-O2", "-fsanitize=fuzzer-no-link", *SANITIZE, compiler="clang")
     program = link(folder / "fuzz_core", folder.glob("*.o"), "-fsanitize=fuzzer", *SANITIZE, compiler="clang")
@@ -72,14 +72,14 @@ def fuzz(executions, seed, target, update, folder):
 
 
 def main():
-    """Run as `nox -s fuzz` does."""
+    """Run `nox -s fuzz`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=5_000_000)
     parser.add_argument("--seed", type=int, default=0, help="0 = a random one, which is printed")
     parser.add_argument(
         "--target", help="only this one: layout, make, empty, owners, check, copy, repack, arrow or arrow_out"
     )
-    parser.add_argument("--update", action="store_true", help="write the corpus anew")
+    parser.add_argument("--update", action="store_true", help="rewrite the corpus")
     options = parser.parse_args()
     if shutil.which("clang") is None:
         sys.exit("fuzzing needs clang with libFuzzer, and there is no clang here (Debian: apt install clang)")

@@ -1,10 +1,10 @@
-"""Interrupt dlx everywhere: a KeyboardInterrupt wherever Python looks for signals in its code, one a call.
+"""KeyboardInterrupts wherever Python checks for signals in dlx's code, one per call.
 
-    python tests/support/interrupts.py
+    python tests/support stress.interrupts
 
-After each the interrupt has come out; no capsule is used up whose conversion was not complete; no managed tensor is
-alive and no reference to a source is left; and the same call works, in another thread. "cold" are first calls, each in
-a forked child: imports, plugins, routes. With `--sample` some of the places are drawn, by `--seed`.
+After each interrupt: it was raised; no capsule is consumed unless its conversion was complete; no managed tensor is
+alive, and no reference to a source is left; the same call works, in another thread. "cold" tests first calls (imports,
+plugins, routes), each in a forked child. `--sample` draws some of the places, by `--seed`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
-# After these Python looks for signals, not after intrinsics, and not before those. NOT_TAKEN, from 3.14 on, is in no
-# `try`; PUSH_EXC_INFO begins what handles the error of a call, after which Python does not look.
+# Python does not check for signals after intrinsics. NOT_TAKEN, since 3.14, is in no `try`; PUSH_EXC_INFO begins the
+# handler of a call's error, after which Python does not check either.
 _DEAF = ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN", "PUSH_EXC_INFO")
 CHECKED = {
     code
@@ -36,7 +36,7 @@ CHECKED = {
     if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) and not name.startswith("CALL_INTRINSIC")
 }
 DEAF = {dis.opmap.get(name) for name in _DEAF}
-CALLBACKS = ("remove", "drop", "__del__")  # Python prints what they raise, and goes on
+CALLBACKS = ("remove", "drop", "__del__")  # Python prints their errors, and continues
 COMPLETE = {("convert.py", "convert"), ("batch.py", "run"), ("call.py", "__init__")}
 
 
@@ -46,17 +46,17 @@ def _handlers(code):
 
 
 def handler_of(code, offset):
-    """Return the offset of what handles the errors of an instruction, or None."""
+    """Return the offset of an instruction's exception handler, or None."""
     return next((each.target for each in _handlers(code) if each.start <= offset < each.end), None)
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the place number `at` of dlx's code, and counts places: calls and loops, or lines."""
+    """A tracer that raises KeyboardInterrupt at place number `at` of dlx's code: calls and loops, or lines."""
 
     def __init__(self, at=0, *, lines=False):
         self.at, self.lines = at, lines
         self.count = 0
-        self.completed = False  # a conversion has returned: who called it has the result, and the interrupt
+        self.completed = False  # a conversion has returned: its caller has the result, and the interrupt
         self._last = {}  # id of a frame -> the offset of its last instruction
         self.where = ""
 
@@ -82,7 +82,7 @@ class Interrupt:
         return self
 
     def during(self, call):
-        """Call; return the error that came out, or None."""
+        """Call; return the error that was raised, or None."""
         before = sys.gettrace()
         try:
             sys.settrace(self)
@@ -98,7 +98,7 @@ class Interrupt:
 
 
 class Producer:
-    """Of no framework."""
+    """A producer without a framework."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -111,7 +111,7 @@ class Producer:
 
 
 class Case:
-    """A call, what is passed to it, and the capsules among that.
+    """A call, its arguments, and the capsules among them.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Case:
 
 
 def cases(frameworks):
-    """Return functions that make cases, by name."""
+    """Return constructors of cases, by name."""
     import dlx
 
     block = dlx.empty((6,), "uint8", "cpu")
@@ -265,7 +265,7 @@ def cases(frameworks):
 
 
 class Elsewhere:
-    """A thread that makes calls: a lock that the main thread still holds shows there."""
+    """A thread that makes calls, so that locks of the main thread block it."""
 
     def __init__(self):
         self.calls, self.errors = queue.SimpleQueue(), queue.SimpleQueue()
@@ -276,7 +276,7 @@ class Elsewhere:
             self.errors.put(_error_of(self.calls.get()))
 
     def error_of(self, call, after):
-        """Return what a call raised in the thread: class and text; NoneType if nothing."""
+        """Return the class and text of a call's error in the thread; NoneType without one."""
         self.calls.put(call)
         try:
             return self.errors.get(timeout=60)
@@ -294,7 +294,7 @@ def _error_of(call):
 
 
 def trial(make, at, elsewhere, expected):
-    """Interrupt a case at a place; return where, and what is wrong; None where it has fewer."""
+    """Interrupt a case at a place; return the place and the fault; None if it has fewer places."""
     import dlx
     from dlx._core import native
 
@@ -313,7 +313,7 @@ def trial(make, at, elsewhere, expected):
     if used and not interrupt.completed:
         wrong.append("a capsule is used up")
     if not case.view:
-        gc.collect()  # frames of the error refer to each other
+        gc.collect()  # the error's frames form a cycle
         if native.live() > live:
             wrong.append(f"{native.live() - live} managed tensors are alive")
         if (found := [sys.getrefcount(obj) for obj in case.held]) != references:
@@ -325,14 +325,14 @@ def trial(make, at, elsewhere, expected):
 
 
 def warm(chosen, frameworks):
-    """Try all cases, or those that match; return (interrupts, faults)."""
+    """Try all cases, or the matching ones; return (interrupts, faults)."""
     from dlx._core import native
 
     elsewhere, draw, done, faults = Elsewhere(), random.Random(chosen.seed), 0, 0
     made = {name: make for name, make in cases(frameworks).items() if re.search(chosen.cases, name)}
     counts, outcomes = {}, {}
     for name, make in made.items():
-        for _ in range(3):  # what is learnt once
+        for _ in range(3):  # fills the caches
             outcomes[name] = type(Interrupt().during(make().call))
         interrupt = Interrupt()
         interrupt.during(make().call)
@@ -344,7 +344,7 @@ def warm(chosen, frameworks):
     gc.freeze()
     for name, at in places:
         found = trial(made[name], at, elsewhere, outcomes[name])
-        if found is None:  # a cache was filled meanwhile
+        if found is None:  # a cache was filled during the call
             continue
         done += 1
         if found[1]:
@@ -363,7 +363,7 @@ def warm(chosen, frameworks):
 
 
 def story(frameworks):
-    """Use dlx for the first time; raise if something is not right."""
+    """Use dlx for the first time; raise if a result is wrong."""
     import dlx
 
     class Unknown:
@@ -393,7 +393,7 @@ def story(frameworks):
 
 
 def first_use(at, frameworks):
-    """In a child: interrupt the story before a line, and tell it once more; exit with what is wrong."""
+    """In a child: interrupt the story before a line, and repeat it; exit with the fault."""
     interrupt = Interrupt(at, lines=True)
     error = interrupt.during(lambda: story(frameworks))
     wrong = "" if isinstance(error, KeyboardInterrupt) else f"the interrupt is gone: {error!r} came out"
@@ -413,7 +413,7 @@ def first_use(at, frameworks):
 
 
 def in_child(function):
-    """Return what a function gives in a forked child, as text."""
+    """Return a function's result in a forked child, as text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -453,7 +453,7 @@ def cold(chosen, frameworks):
 
 
 def main(arguments=None):
-    """Interrupt; the status is 1 if something is wrong."""
+    """Interrupt calls; return 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("warm", "cold"), default="warm")
     parser.add_argument("--sample", type=int, default=0, help="so many, not all")

@@ -1,10 +1,10 @@
-"""Kill processes that share memory, or have attached it, at random: no memory stays behind, and no wrong value is read.
+"""Kill processes that share or attach memory, at random: no memory is left, and no wrong value is read.
 
-    python tests/support/kills.py --count 1000
+    python tests/support stress.kills --count 1000
 
-In each round one process shares a tree and two others attach it, one of which hands it on. One of the three, or two, or
-all, is killed (SIGKILL) after a random time. Whoever lives on reads the right values, or is refused by name. At the end
-no name is in /dev/shm, no descriptor is left, and the memory of all segments is free again. Exit status 1 if not.
+In each round one process shares a tree and two others attach it; one of them passes it on. One, two or all of them are
+killed (SIGKILL) after a random time. The survivors read the right values, or get an error by name. At the end no name
+is in /dev/shm, no descriptor is left, and the memory of all segments is free. Otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlx.errors import HandleError
 MEGABYTES = 3  # of one segment: a huge page, and small ones
 
 
-REFUSED = 3  # exit status of who was refused by name
+REFUSED = 3  # exit status after an error by name
 
 
 def shared_memory() -> int:
@@ -36,16 +36,16 @@ def shared_memory() -> int:
 
 
 def attacher(channel: socket.socket, onwards: socket.socket | None, seed: int) -> None:
-    """Attach what comes, hand it on, and read it until the channel is closed, or the process killed."""
+    """Attach a handle, pass it on, and read it until the channel is closed, or the process killed."""
     text = channel.recv(4096)
     if not text:
-        return  # who shares was killed before it did
+        return  # the sharer was killed before it shared
     try:
         found = dlx.attach(json.loads(text), writable=bool(seed & 1))
-    except HandleError:  # who shares was killed in between
+    except HandleError:  # the sharer was killed in between
         os._exit(REFUSED)
     if onwards is not None:
-        second = dlx.share(found)  # a handle of this process's own: nothing is copied
+        second = dlx.share(found)  # a handle of this process: nothing is copied
         assert second["size"] < 2000
         onwards.send(json.dumps(second).encode())
     view = memoryview(found["a"][1])
@@ -56,7 +56,7 @@ def attacher(channel: socket.socket, onwards: socket.socket | None, seed: int) -
 
 
 def sharer(channel: socket.socket, seed: int) -> None:
-    """Share a tree, and hold it until the channel is closed, or the process killed."""
+    """Share a tree, and keep it until the channel is closed, or the process killed."""
     data = bytearray([seed % 256]) * (MEGABYTES << 20)
     with dlx.share({"a": [None, dlx.from_dlpack(data)], "n": seed}) as handle:
         channel.send(json.dumps(handle).encode())
@@ -64,7 +64,7 @@ def sharer(channel: socket.socket, seed: int) -> None:
 
 
 def forked(work, *arguments) -> int:
-    """Run a function in a child, which ends with status 0, or 1 if it raises; return its number."""
+    """Run a function in a child, which ends with status 0, or 1 if it raises; return its process id."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -81,7 +81,7 @@ def forked(work, *arguments) -> int:
 
 
 def round_of(seed: int, draw: random.Random) -> list[int]:
-    """Kill at random once; return the exit statuses of the three."""
+    """Kill at random once; return the three exit statuses."""
     one, two, three = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3))
     ends = [*one, *two, *three]
 
@@ -114,13 +114,13 @@ def round_of(seed: int, draw: random.Random) -> list[int]:
 
 
 def main() -> int:
-    """Kill; say what was found."""
+    """Kill; print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
-    round_of(0, draw)  # what is loaded at the first use
+    round_of(0, draw)  # loads everything
     names, descriptors, before = os.listdir("/dev/shm"), os.listdir("/proc/self/fd"), shared_memory()
     found = Counter(status for i in range(options.count) for status in round_of(options.seed + i, draw))
     fine, killed, refused = (found.pop(status, 0) for status in (0, -signal.SIGKILL, REFUSED))

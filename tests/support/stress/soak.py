@@ -1,11 +1,11 @@
-"""Soak dlx: millions of calls of every kind, failing ones too. Nothing may be left behind, and nothing may get slower.
+"""Millions of calls of every kind, including failing ones: nothing may leak, and nothing may slow down.
 
-    python tests/support/soak.py --count 10000000 --seed 1
+    python tests/support stress.soak --count 10000000 --seed 1
 
-The calls are those of every pair of frameworks, every option and every public function, and nearly all of them on the
-fast path. The seed deals them into hands, which are played over and over, in another order each time. Each call must
-give the class of result or of error that it gave first, and after each tenth exactly its values or its message. Part of
-each tenth is played in four threads. The status is 1 if a bound at the end does not hold.
+The calls cover every pair of frameworks, every option and every public function, nearly all of them on the fast path.
+The seed deals them into hands, which are played repeatedly, each time in another order. Each call must give the same
+class of result or error as the first time, and after each tenth exactly the same values or message. Part of each tenth
+runs in four threads. The status is 1 if a bound does not hold at the end.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ OPTIONS = (
 )  # fmt: skip
 COMMON = (OPTIONS[0],) * 8 + OPTIONS[1:4]
 THREADS = 4
-HAND = 2000  # calls; few, so that most hands are not disturbed by other processes
-RARE = 0.025  # of a hand; the rest is on the fast path
+HAND = 2000  # calls; few, so that other processes disturb only few hands
+RARE = 0.025  # of a hand; the others take the fast path
 
 # From the first tenth to the last. Resident memory moves by pages, arenas and the order in which threads run; a leak of
 # one byte a call would be 9 MiB of ten million calls.
-# Without the GIL, mimalloc keeps free pages for each thread, and each tenth starts others: 2 MiB go up and down there.
+# Without the GIL, mimalloc keeps free pages for each thread, and each tenth starts new ones: 2 MiB of noise.
 MORE_RESIDENT = (4 if sysconfig.get_config_var("Py_GIL_DISABLED") else 1) << 20
 MORE_IN_USE = 256 << 10  # of malloc
 MORE_BLOCKS = 500  # of Python
-SLOWER = 1.1  # a hand beside a loop of plain Python, since the machine may get slower meanwhile
+SLOWER = 1.1  # relative to a loop of plain Python, since the machine may become slower
 
 
 class Producer:
-    """Of no framework: it gives what a test says, capsules of every kind among it."""
+    """A producer without a framework, with a test's capsules of every kind."""
 
     def __init__(self, gives):
         self.gives = gives
@@ -61,7 +61,7 @@ class Producer:
 
 
 class Old:
-    """It knows no keyword."""
+    """A producer without keywords."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -84,20 +84,20 @@ class Unknown:
 
 
 def raises(error):
-    """Raise, where an expression is wanted."""
+    """Raise, in an expression."""
     raise error
 
 
 def used(capsule):
-    """Return the capsule, used up."""
+    """Return the capsule, consumed."""
     dlx.from_dlpack(capsule)
     return capsule
 
 
 def arrays(frameworks):
-    """Give the sources by name, as functions, and the plain float32 array of each framework."""
+    """Yield the sources by name, as functions, and each framework's plain float32 array."""
     block = bytearray(range(64))
-    zeros = dlx.empty((12,), "uint8", "cpu")  # aligned for everybody: a bytearray lies somewhere else each time
+    zeros = dlx.empty((12,), "uint8", "cpu")  # aligned for every target: a bytearray's address varies
     memoryview(zeros)[:] = bytes(12)
     locked = dlx.from_dlpack(bytes(12))
     plain = {"dlx": dlx.from_dlpack(memoryview(array.array("f", range(8))))}
@@ -210,13 +210,13 @@ def calls(frameworks):
 
 
 def borrowed(obj, readonly):
-    """Borrow an array, and give it back."""
+    """Borrow an array, and return it."""
     with dlx.borrow(obj, readonly=readonly) as tensor:
         return tensor.ndim
 
 
 def trees(add, sources, plain, fast):
-    """Add containers: lists, dicts, nested ones, views of them, stacks; some that fail, some in the midst."""
+    """Add containers: lists, dicts, nested ones, views of them, stacks; some that fail, some halfway."""
     mixed = [plain[name] for name in plain]
     for name, source in sources.items():
         for to in plain:
@@ -277,7 +277,7 @@ def cyclic(obj, to):
 
 
 def pointers(add):
-    """Add what C authors call."""
+    """Add calls of C authors."""
     memory = (ctypes.c_float * 6)(*range(6))
     at = ctypes.addressof(memory)
     add("from_pointer", lambda: dlx.from_pointer(at, (2, 3), "float32", owner=memory))
@@ -290,7 +290,7 @@ def pointers(add):
 
 
 def decorated(add, sources, plain):
-    """Add functions under `using`."""
+    """Add functions with `using`."""
     for to in plain:
 
         @dlx.using(to)
@@ -341,7 +341,7 @@ def kind_of(call):
 
 
 def check_kind(name, call, kinds):
-    """Call; raise if that gives another class than it did first."""
+    """Call; raise if the class of the outcome differs from the first time."""
     cause = None
     try:
         kind = type(call())
@@ -397,7 +397,7 @@ class MallocInfo(ctypes.Structure):
 
 
 def malloc_in_use():
-    """Return the bytes that malloc has given out, 0 where it cannot say."""
+    """Return the bytes in use by malloc, 0 if unknown."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return 0
@@ -407,7 +407,7 @@ def malloc_in_use():
 
 
 def resident():
-    """Return the resident bytes of the process, 0 where nobody says."""
+    """Return the resident bytes of the process, 0 if unknown."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -416,7 +416,7 @@ def resident():
 
 
 def play(hand, kinds):
-    """Make all calls of a hand; raise if one gives something else than it did first."""
+    """Make all calls of a hand; raise if an outcome differs from the first time."""
     for name, call in hand:
         check_kind(name, call, kinds)
 
@@ -434,7 +434,7 @@ def plain_time():
 
 
 def play_in_threads(hands, kinds):
-    """Play hands at once, each in a thread of its own."""
+    """Play hands at the same time, each in a thread."""
     failures = []
 
     def work(hand):
@@ -452,22 +452,20 @@ def play_in_threads(hands, kinds):
         raise failures[0]
 
 
-clear_caches = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache  # since 3.13 it is the first
+clear_caches = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache  # the first one since 3.13
 
 
 def dealt(draw, frequent, rare):
-    """Return hands in which every rare call is once."""
+    """Return hands that contain every rare call once."""
     draw.shuffle(rare)
     few = int(HAND * RARE)
     return [rare[i : i + few] + draw.choices(frequent, k=HAND - few) for i in range(0, len(rare), few)]
 
 
 def soak(count, seed, frameworks, only=""):
-    """Play, and print a table; return rows of (time of a call beside `plain_time`, live, RSS, malloc, blocks).
+    """Play, and print a table; return rows of (time of a call relative to `plain_time`, live, RSS, malloc, blocks).
 
-    The first row is that of a tenth before all others, in which caches are filled.
-
-    Nothing is alive of it afterwards.
+    The first row is of an extra tenth, in which caches are filled. No object of it is alive afterwards.
     """
     draw, wanted = random.Random(seed), re.compile(only)
     frequent, rare = ([call for call in some if wanted.search(call[0])] for some in calls(frameworks))
@@ -477,7 +475,7 @@ def soak(count, seed, frameworks, only=""):
         hands, rounds = hands[: max(1, count // 10 // HAND)], 1
     distinct = {name: call for hand in hands for name, call in hand}
     threaded = -(-len(hands) // 4 // THREADS) * THREADS or THREADS
-    for _ in range(2):  # what is learnt once, and what is imported
+    for _ in range(2):  # fills caches, and imports
         kinds = {name: kind_of(call) for name, call in distinct.items()}
     odd = {
         name: kind for name, kind in kinds.items() if issubclass(kind, BaseException) and not issubclass(kind, EXPECTED)
@@ -504,7 +502,7 @@ def soak(count, seed, frameworks, only=""):
             found = outcome(distinct[name])
             assert found == texts[name], f"{name} gave {found}, and {texts[name]} before"
         gc.collect()
-        clear_caches()  # that of types keeps up to 4096 names of attributes, which torch makes anew for each look
+        clear_caches()  # the type cache keeps up to 4096 attribute names, which torch creates for each lookup
         numbers = native.live(), resident(), malloc_in_use(), sys.getallocatedblocks()
         return statistics.median(times), statistics.median(ratios) * 1000, *numbers
 
@@ -519,7 +517,7 @@ def soak(count, seed, frameworks, only=""):
 
 
 def findings(rows, live, *, in_time=True):
-    """Return what does not hold: rows of `soak`, and what is alive after it."""
+    """Return the bounds that do not hold, for the rows of `soak` and the live objects after it."""
     (ratio, first_live, *first), (last_ratio, last_live, *last) = rows[1], rows[-1]
     found = [] if live == 0 else [f"{live} managed tensors are alive"]
     if last_live != first_live:
@@ -534,7 +532,7 @@ def findings(rows, live, *, in_time=True):
 
 
 def installed(names):
-    """Return those of some frameworks, separated by commas, that can be imported; say which cannot."""
+    """Return the installed ones of some frameworks, separated by commas; print the missing ones."""
     found = []
     for name in filter(None, names.split(",")):
         try:
@@ -546,11 +544,11 @@ def installed(names):
 
 
 def main(arguments=None):
-    """Soak; the status is 1 if a bound does not hold."""
+    """Soak; return 1 if a bound does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000_000, help="calls in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="deals the calls")
-    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="beside dlx (default: %(default)s)")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="to test with dlx (default: %(default)s)")
     parser.add_argument("--only", default="", help="only calls whose name matches this expression")
     parser.add_argument("--untimed", action="store_true", help="let it get slower")
     chosen = parser.parse_args(arguments)

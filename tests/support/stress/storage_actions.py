@@ -1,4 +1,4 @@
-"""What can be done to a torch tensor after a conversion, each in a process of its own."""
+"""Actions on a torch tensor after a conversion, each in a subprocess."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Threads at once: every public call in each, while other threads change what they share.
+"""Threads that make every public call while other threads change the shared objects.
 
-    python tests/support/thread_stress.py --threads 8 --seconds 60 --seed 1
+    python tests/support stress.threads --threads 8 --seconds 60 --seed 1
 
-The calls are those of `soak.py`, and one of each public name (`verbs`), device memory of the recording driver among
-them. Each must give the class of result or of error that it gave alone. Beside them run calls on containers that
-threads change meanwhile, views and iterators that threads share, capsules that several threads claim, of which one must
-get it, device tensors that threads take through the exchange table, and a thread that changes types, imports frameworks
-whose plugins dlx then loads, forgets what was learnt and collects garbage. At the end nothing may be alive. The status
-is 1 if anything else was found.
+The calls are those of `soak.py`, and one of each public name (`verbs`), including device memory of the recording
+driver. Each must give the same class of result or error as alone. At the same time run: calls on containers that
+threads change, shared views and iterators, capsules that several threads claim and one must get, device tensors that
+threads take through the exchange table, and a thread that changes types, imports frameworks whose plugins dlx then
+loads, clears caches and collects garbage. At the end no object may be alive. The status is 1 for any fault.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from support.stress import soak
 PLUGINS = 100
 PUBLIC = (*dlx.__all__, "open")  # a name that `from dlx import *` must not take
 
-# A thread that makes its own containers finds the same whenever it looks; these belong to all of them.
+# A thread's private containers do not change; all threads share these.
 MAY_FAIL = (dlx.errors.DlxError, RuntimeError, LookupError, ValueError, TypeError)
 
 address = ctypes.pythonapi.PyCapsule_GetPointer
@@ -47,7 +46,7 @@ address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c
 
 
 def verbs(plain, folder):
-    """Return a call of every public name; what is no function is read."""
+    """Return a call of every public name; names without a call are read."""
     tensor, array = plain["dlx"], plain.get("numpy", plain["dlx"])
     tree = {"a": [tensor, array], "b": array}
     file, header = Path(folder, "a.safetensors"), {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}
@@ -121,7 +120,7 @@ def verbs(plain, folder):
 
 
 class Shared:
-    """What the threads share, and calls on it, each of which may fail in some ways only."""
+    """The shared objects, and calls on them, each with its allowed errors."""
 
     def __init__(self, plain):
         self.plain = list(plain.values())
@@ -134,7 +133,7 @@ class Shared:
         self.claims = []
 
     def calls(self, draw):
-        """Return the calls, as (name, function, the number that is drawn for it)."""
+        """Return the calls, as (name, function, the number for it)."""
         to = draw.choice(self.targets)
         return {
             "tree": lambda: dlx.convert(self.nested, to=to),
@@ -171,7 +170,7 @@ class Shared:
             self.iterators[to] = iter(self.views[to]["a"])
 
     def claimed(self, draw):
-        """Offer a capsule to whoever comes by, and try to claim one; each is claimed once."""
+        """Offer a capsule to all threads, and try to claim one; each is claimed once."""
         if not self.claims:
             tensor = dlx.empty((draw.randrange(1, 9),), "uint8")
             self.claims = [
@@ -183,7 +182,7 @@ class Shared:
         try:
             dlx.from_dlpack(offer[0])
         except dlx.errors.ConsumedError:
-            for _ in range(6000):  # the one who got it says so as soon as it runs again
+            for _ in range(6000):  # the winner reports as soon as it runs again
                 if offer[2]:
                     break
                 time.sleep(0.01)
@@ -195,7 +194,7 @@ class Shared:
             offer[2] += 1
 
     def taken(self):
-        """Let threads take the same new device tensors through the exchange table, and read them elsewise meanwhile."""
+        """Make threads take the same new device tensors through the exchange table while others read them."""
         capsule = dlx.Tensor.__dlpack_c_exchange_api__
         table = dlx.ctypes.DLPackExchangeAPI.from_address(address(capsule, b"dlpack_exchange_api"))
         host = dlx.from_dlpack(bytearray(b"abcd"))
@@ -206,7 +205,7 @@ class Shared:
             try:
                 for n, tensor in enumerate(tensors):
                     reached[i] = n
-                    while min(reached) < n:  # a barrier would let them go one after the other
+                    while min(reached) < n:  # a barrier would release them one after the other
                         time.sleep(0)
                     yield tensor
             finally:
@@ -234,7 +233,7 @@ class Shared:
 
 
 def write_plugins(folder):
-    """Write frameworks, each with a plugin that dlx finds when it is first used; return their names."""
+    """Write frameworks, each with a plugin that dlx finds at its first use; return their names."""
     site, names = Site(Path(folder)), [f"stresslib{i}" for i in range(PLUGINS)]
     for name in names:
         site.module(name)
@@ -243,7 +242,7 @@ def write_plugins(folder):
 
 
 def disturb(stop, draw, plugins, failures):
-    """Change what dlx has learnt, again and again."""
+    """Clear dlx's caches, again and again."""
 
     class Changing(soak.Producer):
         pass
@@ -297,7 +296,7 @@ def work(stop, draw, distinct, often, every, kinds, shared, counts, number, fail
 
 
 def stress(threads, seconds, seed, frameworks, folder):
-    """Run; return what was found wrong."""
+    """Stress dlx; return the faults."""
     draw = random.Random(seed)
     plugins = write_plugins(folder)
     sys.path.insert(0, str(folder))
@@ -306,7 +305,7 @@ def stress(threads, seconds, seed, frameworks, folder):
     few, often = dict(draw.sample(rare, min(len(rare), 400)) + frequent), [name for name, _ in frequent]
     public = {f"dlx.{name}": call for name, call in verbs(soak.arrays(frameworks)[1], folder).items()}
     few |= public
-    for _ in range(2):  # what is learnt once, and what is imported
+    for _ in range(2):  # fills caches, and imports
         kinds = {name: soak.kind_of(call) for name, call in few.items()}
     failed = {name: kinds[name] for name in public if issubclass(kinds[name], BaseException)}
     assert not failed, failed
@@ -332,12 +331,12 @@ def stress(threads, seconds, seed, frameworks, folder):
 
 
 def main(arguments=None):
-    """Stress; the status is 1 if something was found."""
+    """Stress dlx; return 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--frameworks", default="numpy,torch", help="beside dlx (default: %(default)s)")
+    parser.add_argument("--frameworks", default="numpy,torch", help="to test with dlx (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     frameworks = soak.installed(chosen.frameworks)
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
