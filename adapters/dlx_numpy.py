@@ -240,7 +240,7 @@ _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
 # Attributes of subclasses that no other framework keeps: (attribute, reason, fix).
 _MEANINGS = (
-    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask apart."),
+    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask separately."),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )

@@ -87,7 +87,7 @@ class PandasAdapter(api.ArrowSource):
             try:
                 return super().describe(obj)
             except DlxError as error:  # of a dtype that pyarrow does not know
-                raise error.complete(fix="Call .astype of a dtype of numbers first.") from error.__cause__
+                raise error.complete(fix="Call .astype with a numeric dtype first.") from error.__cause__
         return api.Description(functools.partial(_info, self.name, obj, tensor), (), tensor)
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:

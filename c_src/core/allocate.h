@@ -8,13 +8,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* In a function that returns a status: return what a call returns, unless it is DLX_OK. */
-#define DLX_TRY(call)                  \
-  do {                                 \
-    int tried = (call);                \
-    if (tried != DLX_OK) return tried; \
-  } while (0)
-
 /* malloc, but in such a test; a pointer costs no more than a call into a shared library. Owns: the
  * caller calls free. GIL: not needed. Errors: NULL = no memory. */
 extern void* (*dlx_allocate)(size_t size);

@@ -281,22 +281,26 @@ static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int
   const struct ArrowArray* array = &batch->array;
   int on_host = dlx_host_readable(batch->device_type);
   int64_t from = 0, count = array->length, last;
+  int status;
   at->n_nulls = 0;
   if (column != DLX_ARROW_WHOLE) {
-    DLX_TRY(enter(at, schema, array, 0, count, 1, on_host, fault));
+    status = enter(at, schema, array, 0, count, 1, on_host, fault);
+    if (status != DLX_OK) return status;
     schema = schema->children[column];
     array = array->children[column];
     from = at->start;
   }
   for (int32_t i = 1; i < type->ndim; i++) {
-    DLX_TRY(enter(at, schema, array, from, count, 1, on_host, fault));
+    status = enter(at, schema, array, from, count, 1, on_host, fault);
+    if (status != DLX_OK) return status;
     if (__builtin_mul_overflow(at->start, type->shape[i], &from) ||
         __builtin_mul_overflow(at->count, type->shape[i], &count))
       return wrong(fault, "its lists have more values than fit 63 bits, lists", at->count);
     schema = schema->children[0];
     array = array->children[0];
   }
-  DLX_TRY(enter(at, schema, array, from, count, 2, on_host, fault));
+  status = enter(at, schema, array, from, count, 2, on_host, fault);
+  if (status != DLX_OK) return status;
   if (__builtin_add_overflow(at->start, at->count, &last) ||
       __builtin_mul_overflow(last, type->dtype.bits / 8, &last))
     return wrong(fault, "its bytes do not fit 63 bits, values", at->count);
@@ -314,7 +318,8 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
       return wrong(fault, "there is no column", column);
     schema = schema->children[column];
   }
-  DLX_TRY(read_type(schema, out, fault));
+  int status = read_type(schema, out, fault);
+  if (status != DLX_OK) return status;
   out->shape[0] = out->n_nulls = out->n_chunks = 0;
   out->device = (DLDevice){kDLCPU, 0};
   out->data = NULL;
@@ -330,7 +335,8 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
     out->device = device;
     int64_t rows = batch->array.length;
     if (out->is_numbers) {
-      DLX_TRY(find(data, batch, column, out, &at, fault));
+      status = find(data, batch, column, out, &at, fault);
+      if (status != DLX_OK) return status;
       if (__builtin_add_overflow(out->n_nulls, at.n_nulls, &out->n_nulls))
         return wrong(fault, "its nulls do not fit 63 bits, found", at.n_nulls);
     }
@@ -470,7 +476,8 @@ static void release_array(struct ArrowArray* array) {
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
   DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
-  DLX_TRY(dlx_managed_empty(&like, 0, 0, out));
+  int status = dlx_managed_empty(&like, 0, 0, out);
+  if (status != DLX_OK) return status;
   const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
   uint8_t* to = (*out)->dl_tensor.data;
   for (int64_t i = 0; i < n_bytes; i++, from += 8) {
@@ -489,12 +496,12 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  DLX_TRY(tensor->dtype.code == kDLBool ? pack(tensor, &memory)
-                                        : dlx_managed_share(made, NULL, made->flags, &memory));
+  int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
+                                             : dlx_managed_share(made, NULL, made->flags, &memory);
+  if (status != DLX_OK) return status;
   struct ArrowArray* at = out;
   out->release = NULL;
   int64_t length = tensor->shape[0];
-  int status = DLX_OK;
   for (int32_t i = 1; i <= tensor->ndim && status == DLX_OK; i++) { /* the outermost level first */
     array_level* level = dlx_allocate(sizeof *level);
     int is_list = i < tensor->ndim;

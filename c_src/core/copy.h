@@ -1,11 +1,9 @@
 #ifndef DLX_COPY_H_
 #define DLX_COPY_H_
 
-/* What host and device copies share, and threads. Nothing here wants the GIL. */
+/* What host and device copies share. Nothing here wants the GIL. */
 
 #include "dlx.h"
-
-#include <pthread.h>
 
 typedef struct {
   int64_t extent;
@@ -38,11 +36,6 @@ typedef void (*dlx_copier)(char* to, const char* from, dlx_axis* axes, int n, in
  * They are joined before this returns: none is left at a fork or at the end of the process. */
 void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,
                        int64_t nbytes, int64_t item);
-
-/* How many cores this process may use; and start a thread with a small stack, which takes no
- * signals but its own faults. Owns: the caller joins it. Errors: as pthread_create. */
-int dlx_cores(void);
-int dlx_thread_start(pthread_t* thread, void* (*function)(void*), void* argument);
 
 /* 1 = same dtype and shape; DLX_OK = the same, and both lie in host memory. */
 int dlx_same_elements(const DLTensor* a, const DLTensor* b);

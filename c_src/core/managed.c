@@ -120,7 +120,8 @@ int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_rel
 
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out) {
-  DLX_TRY(dlx_validate(like, flags));
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
   int64_t strides[DLX_MAX_NDIM];
   DLTensor normal = *like;
   if (dlx_has_odd_strides(like)) {
@@ -189,14 +190,15 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   enum { FEW = 1 << 12 /* bytes: too few for a separate allocation */ };
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
-  DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
+  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  if (status != DLX_OK) return status;
   size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
   if (bytes <= FEW) return new_tensor(&fresh, flags, NULL, NULL, bytes, out);
   bytes = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
   fresh.data = dlx_allocate_aligned(bytes);
   if (fresh.data == NULL) return DLX_E_MEMORY;
   dlx_use_huge_pages(fresh.data, bytes);
-  int status = new_tensor(&fresh, flags, fresh.data, free, 0, out);
+  status = new_tensor(&fresh, flags, fresh.data, free, 0, out);
   if (status != DLX_OK) free(fresh.data);
   return status;
 }

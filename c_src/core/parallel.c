@@ -1,16 +1,12 @@
-/* A copy in several threads at once, and how threads of dlx's own start. */
+/* A copy in several threads at once. */
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* sched_getaffinity */
-#endif
 #include "copy.h"
+#include "workers.h"
 
-#include <sched.h>
-#include <signal.h>
 #include <string.h>
 
 /* Bytes from which a second thread is faster. */
-enum { MIN_RUN = 32 << 20, MIN_STRIDED = 8 << 20, MAX_THREADS = 4, STACK = 256 << 10 };
+enum { MIN_RUN = 32 << 20, MIN_STRIDED = 8 << 20, MAX_THREADS = 4 };
 
 typedef struct {
   pthread_t thread;
@@ -28,32 +24,11 @@ static void* run(void* argument) {
   return NULL;
 }
 
-int dlx_cores(void) {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-}
-
 static int threads_for(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
   int is_run = n > 0 && axes[n - 1].from == item && axes[n - 1].to == item;
   if (n == 0 || nbytes < (is_run ? MIN_RUN : MIN_STRIDED)) return 1;
   int cores = dlx_cores(), most = cores < MAX_THREADS ? cores : MAX_THREADS;
   return axes[0].extent < most ? (int)axes[0].extent : most;
-}
-
-int dlx_thread_start(pthread_t* thread, void* (*function)(void*), void* argument) {
-  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-  sigset_t all, before;
-  pthread_attr_t attributes;
-  sigfillset(&all);
-  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
-  int failed = pthread_attr_init(&attributes);
-  if (failed) return failed;
-  pthread_attr_setstacksize(&attributes, STACK);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  failed = pthread_create(thread, &attributes, function, argument);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  pthread_attr_destroy(&attributes);
-  return failed;
 }
 
 void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,

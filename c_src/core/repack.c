@@ -53,7 +53,8 @@ static void each(packed dense, const DLTensor* loose, int packs) {
 }
 
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {
-  DLX_TRY(dlx_alike(from, to));
+  int status = dlx_alike(from, to);
+  if (status != DLX_OK) return status;
   int packs = dlx_itemsize(to->dtype, to_flags) == 0;
   if (from->dtype.bits >= 8 || from->dtype.lanes != 1 ||
       packs == (dlx_itemsize(from->dtype, from_flags) == 0)) {

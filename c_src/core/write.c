@@ -3,11 +3,13 @@
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
 
-#include "copy.h"
+#include "dlx.h"
+#include "workers.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -30,6 +32,11 @@ void* dlx_map(int fd, int64_t size, int mode) {
   void* place = size < HUGE_PAGE ? NULL : aligned_place((size_t)size);
   void* made = mmap(place, (size_t)size, protection, flags, fd, 0);
   return made == MAP_FAILED ? NULL : made;
+}
+
+int dlx_is_file(int fd, uint64_t device, uint64_t inode) {
+  struct stat found;
+  return fstat(fd, &found) == 0 && found.st_dev == device && found.st_ino == inode;
 }
 
 void dlx_unmap(void* address, int64_t size) {

@@ -204,7 +204,8 @@ int dlx_cuda_count(int32_t* count) {
 /* The driver's own number of a device. */
 static int device_of(int32_t device_id, int* device) {
   int32_t count = 0;
-  DLX_TRY(dlx_cuda_count(&count));
+  int status = dlx_cuda_count(&count);
+  if (status != DLX_OK) return status;
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
     say("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
         count);
@@ -219,18 +220,20 @@ int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
 }
 
 int cuda_primary(int32_t device_id, cu_context* context) {
-  DLX_TRY(dlx_cuda_load());
+  int device = 0, status = dlx_cuda_load();
+  if (status != DLX_OK) return status;
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load(&primaries[device_id]);
     if (*context) return DLX_OK;
   }
-  int device = 0;
-  DLX_TRY(device_of(device_id, &device));
-  CUDA_RELAXED(); /* it may allocate */
-  DLX_TRY(CUDA(DevicePrimaryCtxRetain, context, device));
+  status = device_of(device_id, &device);
+  if (status != DLX_OK) return status;
+  int before = cuda_relax(); /* it may allocate */
+  status = CUDA(DevicePrimaryCtxRetain, context, device);
+  cuda_unrelax(before);
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
-  atomic_store(&primaries[device_id], *context);
-  return DLX_OK;
+  if (status == DLX_OK) atomic_store(&primaries[device_id], *context);
+  return status;
 }
 
 int dlx_cuda_entered(int32_t device_id) {
@@ -288,7 +291,8 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   cu_address at = (cu_address)(uintptr_t)address;
   int code = look_at(at, &type, &managed, &ordinal);
   if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
-    DLX_TRY(dlx_cuda_push(0));
+    status = dlx_cuda_push(0);
+    if (status != DLX_OK) return status;
     code = look_at(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }

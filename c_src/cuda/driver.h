@@ -222,26 +222,6 @@ void cuda_unrelax(int before);
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
 
-/* Push a device, relax the capture mode, or both, until the end of a block, in a function that
- * returns a status. */
-#define CUDA_PUSHED(device_id)                                \
-  __attribute__((cleanup(cuda_pop_block))) int is_pushed = 0; \
-  DLX_TRY(dlx_cuda_push(device_id));                          \
-  is_pushed = 1
-#define CUDA_RELAXED() \
-  __attribute__((cleanup(cuda_unrelax_block), unused)) int before = cuda_relax()
-#define CUDA_ENTERED(device_id) \
-  CUDA_PUSHED(device_id);       \
-  CUDA_RELAXED()
-
-static inline void cuda_pop_block(const int* is_pushed) {
-  if (*is_pushed) dlx_cuda_pop();
-}
-
-static inline void cuda_unrelax_block(const int* before) {
-  cuda_unrelax(*before);
-}
-
 static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }

@@ -16,20 +16,23 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-/* CUDA_ENTERED, with a driver that can share memory. */
-#define SHARING_ENTERED(device_id) \
-  DLX_TRY(dlx_cuda_load());        \
-  DLX_TRY(cuda_can_share());       \
-  CUDA_ENTERED(device_id)
+/* cuda_enter, if the driver can share memory. */
+static int enter(int32_t device_id, int* before) {
+  int status = dlx_cuda_load();
+  if (status == DLX_OK) status = cuda_can_share();
+  return status == DLX_OK ? cuda_enter(device_id, before) : status;
+}
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
   int device = 0;
   cu_uuid found;
-  SHARING_ENTERED(device_id);
-  DLX_TRY(CUDA(DeviceGet, &device, device_id));
-  DLX_TRY(CUDA(DeviceGetUuid, &found, device));
-  memcpy(uuid, found.bytes, sizeof found.bytes);
-  return DLX_OK;
+  int before, status = enter(device_id, &before);
+  if (status != DLX_OK) return status;
+  status = CUDA(DeviceGet, &device, device_id);
+  if (status == DLX_OK) status = CUDA(DeviceGetUuid, &found, device);
+  if (status == DLX_OK) memcpy(uuid, found.bytes, sizeof found.bytes);
+  cuda_leave(before);
+  return status;
 }
 
 /* ---- one allocation: made here, or opened ---------------------------------------------------- */
@@ -79,19 +82,19 @@ static int create(memory* self) {
                                          .location = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
-  DLX_TRY(CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM));
+  int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
+  if (status != DLX_OK) return status;
   self->size = (self->size + step - 1) / step * step;
-  int status = CUDA(MemCreate, &made, self->size, &properties, 0);
+  status = CUDA(MemCreate, &made, self->size, &properties, 0);
   return status == DLX_OK ? map(self, made) : status;
 }
 
-static int allocate(memory* self, const unsigned char* unused_handle, int unused_fd) {
-  int yes = 0;
-  (void)unused_handle, (void)unused_fd;
-  SHARING_ENTERED(self->device);
-  DLX_TRY(cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes));
+static int allocate(memory* self) {
+  int yes = 0, status = cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
+  if (status != DLX_OK) return status;
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* plain memory: DLX_IPC_NONE */
-  DLX_TRY(cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes));
+  status = cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
+  if (status != DLX_OK) return status;
   self->kind = DLX_IPC_DESCRIPTOR;
   return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
 }
@@ -99,27 +102,31 @@ static int allocate(memory* self, const unsigned char* unused_handle, int unused
 /* Open the memory that another process has exported. */
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
   cu_allocation made = 0;
-  SHARING_ENTERED(self->device);
   if (self->kind != DLX_IPC_HANDLE) {
-    DLX_TRY(CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR));
-    return map(self, made);
+    int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
+    return status == DLX_OK ? map(self, made) : status;
   }
   cu_ipc given;
   memcpy(given.bytes, handle, sizeof given.bytes);
-  DLX_TRY(CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS));
+  int status = CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS);
+  if (status != DLX_OK) return status;
   /* The giver of a handle may say any size: the driver knows it. */
-  int status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
+  status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
   if (status != DLX_OK) cu.IpcCloseMemHandle(self->address);
   return status;
 }
 
-/* Owns, Errors: as dlx_ipc_open. */
-static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
-                const unsigned char* handle, int fd, void** owner, uintptr_t* address) {
+/* Open memory by a handle, or make some without one. Owns, Errors: as dlx_ipc_open. */
+static int make(memory like, const unsigned char* handle, int fd, void** owner,
+                uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = like;
-  int status = fill(self, handle, fd);
+  int before, status = enter(like.device, &before);
+  if (status == DLX_OK) {
+    status = handle ? open_memory(self, handle, fd) : allocate(self);
+    cuda_leave(before);
+  }
   *address = (uintptr_t)self->address;
   if (status == DLX_OK)
     *owner = self;
@@ -130,34 +137,19 @@ static int make(memory like, int (*fill)(memory*, const unsigned char*, int),
 
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  return make(like, allocate, NULL, 0, owner, address);
+  return make(like, NULL, -1, owner, address);
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
-  DLX_TRY(make(like, open_memory, handle, fd, owner, address));
-  *size = (int64_t)((memory*)*owner)->size;
-  return DLX_OK;
+  int status = make(like, handle, fd, owner, address);
+  if (status == DLX_OK) *size = (int64_t)((memory*)*owner)->size;
+  return status;
 }
 
-int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
-                 int* kind) {
-  cu_address at = (cu_address)(uintptr_t)address, start = 0;
-  unsigned long long handles = 0;
-  size_t length = 0;
-  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
-  int by_handle = 0;
-  SHARING_ENTERED(device_id);
-  DLX_TRY(CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at));
-  DLX_TRY(CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at));
-  DLX_TRY(CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at));
-  DLX_TRY(CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at));
-  if (legacy[0]) DLX_TRY(cuda_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle));
-  *base = (uintptr_t)start;
-  *size = (int64_t)length;
-  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
-  if (by_handle || !(handles & CU_DESCRIPTOR)) return DLX_OK;
+/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver exports an allocation so. */
+static int find_descriptor(cu_address start, int* kind) {
   cu_allocation found = 0; /* none if the memory is of a pool */
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
   if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
@@ -168,18 +160,46 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   return DLX_OK;
 }
 
+int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
+                 int* kind) {
+  cu_address at = (cu_address)(uintptr_t)address, start = 0;
+  unsigned long long handles = 0;
+  size_t length = 0;
+  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
+  int by_handle = 0;
+  int before, status = enter(device_id, &before);
+  if (status != DLX_OK) return status;
+  status = CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
+  if (status == DLX_OK && legacy[0])
+    status = cuda_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
+  *base = (uintptr_t)start;
+  *size = (int64_t)length;
+  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
+  if (status == DLX_OK && !by_handle && handles & CU_DESCRIPTOR)
+    status = find_descriptor(start, kind);
+  cuda_leave(before);
+  return status;
+}
+
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {
   cu_ipc made;
   cu_allocation found = 0;
-  SHARING_ENTERED(device_id);
+  int before, status = enter(device_id, &before);
+  if (status != DLX_OK) return status;
   if (kind == DLX_IPC_HANDLE) {
-    DLX_TRY(CUDA(IpcGetMemHandle, &made, (cu_address)base));
-    memcpy(handle, made.bytes, sizeof made.bytes);
-    return DLX_OK;
+    status = CUDA(IpcGetMemHandle, &made, (cu_address)base);
+    if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
+  } else {
+    status = CUDA(MemRetainAllocationHandle, &found, (void*)base);
+    if (status == DLX_OK) {
+      status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
+      cu.MemRelease(found);
+    }
   }
-  DLX_TRY(CUDA(MemRetainAllocationHandle, &found, (void*)base));
-  int status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
-  cu.MemRelease(found);
+  cuda_leave(before);
   return status;
 }
 
@@ -195,17 +215,20 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;
   cu_ipc given;
-  SHARING_ENTERED(device_id);
-  DLX_TRY(CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
-  int status = CUDA(EventRecord, made, cuda_stream(stream));
-  if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
-  if (status != DLX_OK) {
-    cu.EventDestroy(made);
-    return status;
+  int before, status = enter(device_id, &before);
+  if (status != DLX_OK) return status;
+  status = CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING);
+  if (status == DLX_OK) {
+    status = CUDA(EventRecord, made, cuda_stream(stream));
+    if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
+    if (status != DLX_OK) cu.EventDestroy(made);
   }
-  memcpy(handle, given.bytes, sizeof given.bytes);
-  *event = made;
-  return DLX_OK;
+  if (status == DLX_OK) {
+    memcpy(handle, given.bytes, sizeof given.bytes);
+    *event = made;
+  }
+  cuda_leave(before);
+  return status;
 }
 
 void dlx_ipc_event_drop(int32_t device_id, void* event) {
@@ -219,9 +242,13 @@ int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
   cu_ipc given;
   memcpy(given.bytes, handle, sizeof given.bytes);
-  SHARING_ENTERED(device_id);
-  DLX_TRY(CUDA(IpcOpenEventHandle, &event, given));
-  int status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
-  cu.EventDestroy(event);
+  int before, status = enter(device_id, &before);
+  if (status != DLX_OK) return status;
+  status = CUDA(IpcOpenEventHandle, &event, given);
+  if (status == DLX_OK) {
+    status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
+    cu.EventDestroy(event);
+  }
+  cuda_leave(before);
   return status;
 }

@@ -39,7 +39,8 @@ static int make_pool(int32_t device_id, cu_pool* pool) {
   if (status != DLX_OK) return status;
   cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                                    .where = {CU_LOCATION_DEVICE, device}};
-  DLX_TRY(CUDA(MemPoolCreate, pool, &properties));
+  status = CUDA(MemPoolCreate, pool, &properties);
+  if (status != DLX_OK) return status;
   uint64_t kept = KEPT;
   cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &kept); /* slower without */
   open_to_peers(*pool, device_id, device);
@@ -87,13 +88,18 @@ static void release_block(void* owner) {
 /* Owns: `self` holds the memory. Errors: as dlx_cuda_load. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
-  CUDA_ENTERED(self->device);
-  DLX_TRY(find_pool(self->device, &pool));
-  int pooled = pool != NO_POOL;
-  int code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
-                    : cu.MemAlloc(&self->address, nbytes);
+  int before, status = cuda_enter(self->device, &before);
+  if (status != DLX_OK) return status;
+  int pooled = 0, code = CU_OK;
+  status = find_pool(self->device, &pool);
+  if (status == DLX_OK) {
+    pooled = pool != NO_POOL;
+    code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
+                  : cu.MemAlloc(&self->address, nbytes);
+  }
+  cuda_leave(before);
   self->stream = pooled ? stream : 0;
-  if (code == CU_OK) return DLX_OK;
+  if (code == CU_OK) return status;
   char operation[80];
   snprintf(operation, sizeof operation, "%s of %zu bytes on cuda:%d",
            pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", nbytes, self->device);
@@ -119,18 +125,20 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   uint64_t stream;
   DLTensor fresh;
   block* made;
-  DLX_TRY(dlx_fresh(like, flags, keep_order, strides, &fresh));
-  DLX_TRY(dlx_cuda_load());
+  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  if (status == DLX_OK) status = dlx_cuda_load();
+  if (status != DLX_OK) return status;
   dlx_cuda_release_pending(); /* what is done makes room */
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
-  DLX_TRY(new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made));
+  status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK)
+    status = new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made);
+  if (status != DLX_OK) return status;
   fresh.data = (void*)(uintptr_t)made->address;
   void* owner = made;
   dlx_release release = made->stream ? release_block : dlx_use_release;
-  int status =
-      made->stream ? DLX_OK : cuda_use_waiting(device_id, stream, made, release_block, &owner);
+  if (!made->stream) status = cuda_use_waiting(device_id, stream, made, release_block, &owner);
   if (status != DLX_OK) release = release_block;
   if (status == DLX_OK) status = dlx_managed_new(&fresh, flags, owner, release, out);
   if (status != DLX_OK) release(owner);
@@ -156,8 +164,9 @@ static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes
   cu_context from_context = NULL, to_context = NULL;
   if (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device)
     return CUDA(MemcpyAsync, at(to), at(from), nbytes, t->stream);
-  DLX_TRY(cuda_primary(t->from_device, &from_context));
-  DLX_TRY(cuda_primary(t->to_device, &to_context));
+  int status = cuda_primary(t->from_device, &from_context);
+  if (status == DLX_OK) status = cuda_primary(t->to_device, &to_context);
+  if (status != DLX_OK) return status;
   return CUDA(MemcpyPeerAsync, at(to), to_context, at(from), from_context, nbytes, t->stream);
 }
 
@@ -247,8 +256,9 @@ static int send_packed(transfer t) {
   DLTensor like = *t.to; /* its layout, so that the copy is one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
-  DLX_TRY(dlx_managed_empty(&like, t.flags, 1, &packed));
-  int status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
+  int status = dlx_managed_empty(&like, t.flags, 1, &packed);
+  if (status != DLX_OK) return status;
+  status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
   t.from = &packed->dl_tensor;
   if (status == DLX_OK) status = copy(&t);
   if (status == DLX_OK) status = CUDA(StreamSynchronize, t.stream);
@@ -285,14 +295,18 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   int32_t from_device = up ? -1 : from->device.device_id;
   int32_t to_device = down ? -1 : to->device.device_id;
   transfer t = {from_device, to_device, cuda_stream(stream), from, to, flags};
-  CUDA_ENTERED(down ? from_device : to_device);
-  if (wait) DLX_TRY(cuda_can_wait(stream));
-  int status = copy(&t); /* which may wait for pageable memory */
+  int before, status = cuda_enter(down ? from_device : to_device, &before);
+  if (status != DLX_OK) return status;
+  if (wait) status = cuda_can_wait(stream);
+  if (status == DLX_OK) status = copy(&t); /* which may wait for pageable memory */
   if (status == DLX_E_SCATTERED && (up || down)) {
-    if (!wait) DLX_TRY(cuda_can_wait(stream)); /* the host takes part in this one */
-    return up ? send_packed(t) : fetch_whole(&t);
+    status = cuda_can_wait(stream); /* the host takes part in this one */
+    if (status == DLX_OK) status = up ? send_packed(t) : fetch_whole(&t);
+  } else if (status == DLX_OK && wait) {
+    status = CUDA(StreamSynchronize, t.stream);
   }
-  return status == DLX_OK && wait ? CUDA(StreamSynchronize, t.stream) : status;
+  cuda_leave(before);
+  return status;
 }
 
 void dlx_cuda_forget(void) {

@@ -16,8 +16,9 @@ static int take_event(int32_t device, cu_event* event) {
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
   pthread_mutex_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
-  CUDA_RELAXED();
-  return CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
+  int before = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
+  cuda_unrelax(before);
+  return status;
 }
 
 static void destroy_event(int32_t device, cu_event event) {
@@ -55,7 +56,8 @@ static int ask_capturing(uint64_t stream, int* yes) {
 }
 
 int cuda_is_capturing(uint64_t stream, int* yes) {
-  return cuda_checked("cuStreamIsCapturing", ask_capturing(stream, yes));
+  int code = ask_capturing(stream, yes);
+  return cuda_checked("cuStreamIsCapturing", code);
 }
 
 int cuda_can_wait(uint64_t stream) {
@@ -83,16 +85,15 @@ static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
-int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+/* As dlx_cuda_order, between two streams, the first of whose devices is current. */
+static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   int here = 0, there = 0, hop = from_device != to_device;
   cu_event event;
-  release_done(0);
-  if (from == to && !hop) return DLX_OK;
-  CUDA_PUSHED(from_device);
-  DLX_TRY(cuda_is_capturing(from, &here));
+  int status = cuda_is_capturing(from, &here);
   uint64_t capture = here ? capture_of(from) : 0;
-  DLX_TRY(take_event(from_device, &event));
-  int status = hop ? dlx_cuda_push(to_device) : DLX_OK;
+  if (status == DLX_OK) status = take_event(from_device, &event);
+  if (status != DLX_OK) return status;
+  if (hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
     status = cuda_is_capturing(to, &there);
     /* Within one capture a dependency is a plain edge of the graph. */
@@ -110,15 +111,31 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
   return status;
 }
 
+int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  release_done(0);
+  if (from == to && from_device == to_device) return DLX_OK;
+  int status = dlx_cuda_push(from_device);
+  if (status != DLX_OK) return status;
+  status = order(from_device, from, to_device, to);
+  dlx_cuda_pop();
+  return status;
+}
+
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
-  CUDA_PUSHED(device_id);
-  return cuda_is_capturing(stream, yes);
+  int status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = cuda_is_capturing(stream, yes);
+  dlx_cuda_pop();
+  return status;
 }
 
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
-  CUDA_ENTERED(device_id);
-  DLX_TRY(cuda_can_wait(stream));
-  return CUDA(StreamSynchronize, cuda_stream(stream));
+  int before, status = cuda_enter(device_id, &before);
+  if (status != DLX_OK) return status;
+  status = cuda_can_wait(stream);
+  if (status == DLX_OK) status = CUDA(StreamSynchronize, cuda_stream(stream));
+  cuda_leave(before);
+  return status;
 }
 
 static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
@@ -135,8 +152,8 @@ uint64_t dlx_cuda_known_stream(int32_t device_id) {
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   *stream = dlx_cuda_known_stream(device_id);
   if (*stream) return DLX_OK;
-  int status = DLX_OK;
-  CUDA_ENTERED(device_id);
+  int before, status = cuda_enter(device_id, &before);
+  if (status != DLX_OK) return status;
   cuda_once_begin();
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
@@ -146,14 +163,18 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
     atomic_store(&own_streams[device_id], *stream);
   }
   cuda_once_end();
+  cuda_leave(before);
   return status;
 }
 
 int dlx_cuda_wait_event(int32_t device_id, void* event) {
   uint64_t stream;
-  DLX_TRY(dlx_cuda_work_stream(device_id, &stream));
-  CUDA_PUSHED(device_id);
-  return wait_for(event, stream);
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK) status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = wait_for(event, stream);
+  dlx_cuda_pop();
+  return status;
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
@@ -183,11 +204,16 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   int captures;
   dlx_ready* ready;
   release_done(0);
-  CUDA_PUSHED(device_id);
-  DLX_TRY(make_ready(device_id, stream, &ready));
-  int status = cuda_is_capturing(stream, &captures);
-  if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
-  if (status == DLX_OK && !captures) status = CUDA(EventRecord, ready->event, cuda_stream(stream));
+  int status = make_ready(device_id, stream, &ready);
+  if (status != DLX_OK) return status;
+  status = dlx_cuda_push(device_id);
+  if (status == DLX_OK) {
+    status = cuda_is_capturing(stream, &captures);
+    if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
+    if (status == DLX_OK && !captures)
+      status = CUDA(EventRecord, ready->event, cuda_stream(stream));
+    dlx_cuda_pop();
+  }
   if (status != DLX_OK) {
     reject_event(device_id, ready->event);
     free(ready);
@@ -241,12 +267,16 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (ready->device == device_id && ready->stream == stream && is_living(ready)) return DLX_OK;
   if (ready->event == NULL && dlx_ready_own_device(ready) < 0)
     return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  int captures;
-  CUDA_PUSHED(device_id);
-  DLX_TRY(cuda_is_capturing(stream, &captures));
-  if (captures) return is_over(ready) ? DLX_OK : DLX_E_CAPTURE; /* done: no edge in the graph */
-  return ready->event ? wait_for(ready->event, stream)
-                      : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
+  int captures, status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = cuda_is_capturing(stream, &captures);
+  if (status == DLX_OK && captures) /* done: no edge in the graph */
+    status = is_over(ready) ? DLX_OK : DLX_E_CAPTURE;
+  else if (status == DLX_OK)
+    status = ready->event ? wait_for(ready->event, stream)
+                          : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
+  dlx_cuda_pop();
+  return status;
 }
 
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
@@ -256,8 +286,11 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
 
 int dlx_ready_synchronize(dlx_ready* ready) {
   if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
-  CUDA_ENTERED(ready->device);
-  return CUDA(EventSynchronize, ready->event);
+  int before, status = cuda_enter(ready->device, &before);
+  if (status != DLX_OK) return status;
+  status = CUDA(EventSynchronize, ready->event);
+  cuda_leave(before);
+  return status;
 }
 
 /* ---- deferred release ------------------------------------------------------------------------ */
@@ -290,7 +323,8 @@ static atomic_int_least64_t n_waiting;
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
   cu_context context = NULL; /* retained now: a release may not wait, nor report an error */
-  DLX_TRY(cuda_primary(device_id, &context));
+  int status = cuda_primary(device_id, &context);
+  if (status != DLX_OK) return status;
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);
@@ -346,8 +380,9 @@ static int is_done(use* self) {
     if (code != CU_OK) return is_over_by(code);
     if (captures) return 0;
     if (!self->stands_in) {
-      CUDA_RELAXED();
+      int before = cuda_relax();
       code = cu.StreamQuery(cuda_stream(self->stream));
+      cuda_unrelax(before);
       if (code != CU_NOT_READY) return is_over_by(code);
     }
     if (take_event(self->device, &self->event) != DLX_OK) return 0;
@@ -360,8 +395,9 @@ static int is_done(use* self) {
     }
     if (!self->stands_in) return 0;
   }
-  CUDA_RELAXED();
-  return is_over_by(cu.EventQuery(self->event));
+  int before = cuda_relax(), code = cu.EventQuery(self->event);
+  cuda_unrelax(before);
+  return is_over_by(code);
 }
 
 /* cuda_lock is held. Errors: 0 = no memory. */

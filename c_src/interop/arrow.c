@@ -275,8 +275,9 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   void* use = NULL;
   DLTensor like = {
       .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
-  DLX_TRY(dlx_cuda_empty(&like, 0, 0, device_id, out));
-  int status = dlx_cuda_work_stream(device_id, &stream);
+  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
+  if (status != DLX_OK) return status;
+  status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)
     status = dlx_use_new(device_id, stream, c->data, dlx_arrow_drop, NULL, NULL, &use);
   if (status == DLX_OK) dlx_arrow_hold(c->data);

@@ -113,9 +113,10 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
 static int copy(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
                 DLManagedTensorVersioned** out) {
   *out = NULL;
-  DLX_TRY(dlx_managed_empty(from, flags, keep_order, out));
+  int status = dlx_managed_empty(from, flags, keep_order, out);
+  if (status != DLX_OK) return status;
   const DLTensor* to = &(*out)->dl_tensor;
-  int status = stream ? dlx_cuda_transfer(from, to, flags, stream, 1) : dlx_copy(from, to, flags);
+  status = stream ? dlx_cuda_transfer(from, to, flags, stream, 1) : dlx_copy(from, to, flags);
   if (status != DLX_OK) {
     dlx_managed_release(*out);
     *out = NULL;

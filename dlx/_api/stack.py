@@ -144,24 +144,14 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
         return []
     asked = {each: obj.__array_interface__ for each, obj in {id(obj): obj for obj in objs}.items()}
     said = [asked[id(obj)] for obj in objs]
-    one, first = memory.array_interface(objs[0], said[0]), said[0]
-    if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
-        data = [_bytes_as(each, first, one.nbytes) for each in said]
-        if None not in data:
-            flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
-            shape = (len(objs), *one.shape)
-            return [native.tensor_new(flat.data_ptr, shape, None, one.dtype, one.device, 0, flat)]
+    one = memory.array_interface(objs[0], said[0])
+    data = [each.get("data") for each in said]
+    whole = len(objs) > 1 and one.dtype.bits >= 8 and said[0].keys() == {"shape", "typestr", "version", "data"}
+    whole = whole and all({**each, "data": data[0]} == said[0] for each in said)
+    if whole and all(type(each) is bytes and len(each) == one.nbytes > 0 for each in data):
+        flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
+        return [native.tensor_new(flat.data_ptr, (len(objs), *one.shape), None, one.dtype, one.device, 0, flat)]
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], said[1:], strict=True))]
-
-
-_WRITTEN = {"shape", "typestr", "version", "data"}
-
-
-def _bytes_as(interface: Any, first: dict[str, Any], nbytes: int) -> bytes | None:
-    """Return the data of an interface that is bytes, and says the same as the first one."""
-    same = interface["shape"] == first["shape"] and interface["typestr"] == first["typestr"] and len(interface) == 4
-    data = interface["data"]
-    return data if same and type(data) is bytes and len(data) == nbytes else None
 
 
 def _on_device(

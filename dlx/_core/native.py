@@ -38,7 +38,7 @@ _CLASSES: dict[str, type[BaseException]] = {
 }
 
 if lib.dlx_bind(id(sys.modules[__name__])) != 0:
-    raise ImportError("dlx._ffi could not bind its builtins; the cause is printed above")
+    raise ImportError("dlx._ffi cannot register its builtins; the cause is printed above")
 globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ if TYPE_CHECKING:
     def producer_answer(obj: object, /) -> tuple[object, Any, Exception | None] | None: ...
 
     class Source:
-        """How arrays of an exact type are taken on the fast path."""
+        """How the fast path reads arrays of one exact type."""
 
         what: str
         adapter: Any
@@ -161,7 +161,7 @@ if TYPE_CHECKING:
         def __init__(self, type: type, /, **members: Any) -> None: ...
 
     class Target:
-        """What a consumer takes on the fast path."""
+        """What a consumer accepts on the fast path."""
 
         consumer: Any
         stated: Any
@@ -186,7 +186,7 @@ if TYPE_CHECKING:
         def _exchange_api(self, to: str, python_path: Callable[[Any], Tensor], /) -> object: ...
 
     class Slots:
-        """The base type of lazy views: a source and a cache of converted elements."""
+        """Base type of lazy views: a source and a cache of converted elements."""
 
         _source: Any
         _slots: dict[Any, Any]
@@ -241,5 +241,5 @@ register(
 
 
 def live() -> int:
-    """Return how many managed tensors dlx made or consumed and has not released yet."""
+    """Return the number of managed tensors that dlx has made or consumed and not released."""
     return int(lib.dlx_live())

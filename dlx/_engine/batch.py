@@ -31,7 +31,7 @@ from dlx._engine.planner import (
 )
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_call, info_of, marked
+from dlx._engine.sources import abstract, adapter_call, info_of, marked, raise_as_error_of
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -137,10 +137,6 @@ def not_writable() -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Pass an array that can be written to.")
 
 
-def _at_root(i: int) -> tuple[Any, ...]:
-    return ()
-
-
 class Batch:
     """The conversion of arrays to one target; `to` is what the caller named, if the fast path may be used."""
 
@@ -159,7 +155,7 @@ class Batch:
         to: Any = None,
     ) -> None:
         self.request, self.objs, self.sources = request, objs, sources
-        self.path, self.failures, self.to = path or _at_root, failures, to
+        self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, Transfer] = {}
@@ -277,8 +273,7 @@ class Batch:
             if transfer.resolution.outcome == "unknown" and not on_host:
                 self._reach(transfer)
         except Exception:
-            with adapter_call(source):
-                raise
+            raise_as_error_of(source)
         if transfer.tensor is not None and not (transfer.tensor.is_host or transfer.resolution.steps):
             self._gather(transfer, transfer.tensor)
         if transfer.resolution.steps or transfer.resolution.outcome != "unknown":
@@ -344,8 +339,7 @@ class Batch:
                         device = None if transfer.description is None else transfer.info().device
                         readiness = self.sync().exported(source, obj, tensor, device)
         except Exception:
-            with adapter_call(source):
-                raise
+            raise_as_error_of(source)
         transfer.readiness = readiness
         transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
@@ -360,9 +354,8 @@ class Batch:
             if not tensor.is_host:
                 check_copies(decision, tensor)
             return decision
-        except Exception:  # from the consumer's adapter
-            with adapter_call(self.request.target.adapter):
-                raise
+        except Exception:
+            raise_as_error_of(self.request.target.adapter)
 
     def _order(self, transfer: Transfer) -> None:
         """Make the reader of an array wait for it, after all arrays were exported."""

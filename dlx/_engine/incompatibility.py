@@ -80,10 +80,6 @@ def _alignment(tensor: Tensor, target: Target) -> str:
     return f"{target.name} needs data aligned to {target.capabilities.min_alignment or natural} bytes"
 
 
-def _its_alignment(tensor: Tensor, target: Target) -> str:
-    return f", found {tensor.data_ptr & -tensor.data_ptr}"
-
-
 RULES: tuple[Rule, ...] = (
     Rule(lib.DLX_INCOMPATIBLE_DEVICE, DeviceError, _no_device, fix="Move it to the host in its own framework first."),
     Rule(
@@ -135,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         CopyRequiredError,
         _alignment,
         copy_resolves=True,
-        detail=("alignment", _its_alignment),
+        detail=("alignment", lambda tensor, target: f", found {tensor.data_ptr & -tensor.data_ptr}"),
     ),
 )
 """Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address

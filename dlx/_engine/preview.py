@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
 from dlx._engine.executor import forget_frames
@@ -31,7 +30,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
     target, decision = request.target, UNDECIDED
     try:
         if source is target.source:
-            decision = _approach_described(obj, source, info, request)
+            decision = decide_before_export(obj, source, (), lambda: info, request)
         if decision.outcome == "unknown":
             plain = share_unchanged(tensor, decision, source, request, in_full=True)
             decision = decide(tensor, decision, source, request, _no_sync) if plain is None else plain
@@ -46,10 +45,6 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
     place = info.device if device is None else device
     fields = ("", info, target.name, place, outcome, steps, nbytes, None, (), ())
     return tuple.__new__(Plan, fields)  # calling the class would take twice as long
-
-
-def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
-    return decide_before_export(obj, source, (), lambda: info, request)
 
 
 def _no_sync() -> StreamSync:

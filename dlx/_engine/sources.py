@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
@@ -15,6 +15,12 @@ from dlx.adapter.base import Adapter, over_memory
 def adapter_call(adapter: Adapter, **parts: Any) -> foreign_errors:
     """Return a context for calls of an adapter: what it raises there becomes an error of dlx."""
     return foreign_errors(f"{adapter.name} failed:", **parts)
+
+
+def raise_as_error_of(adapter: Adapter) -> NoReturn:
+    """Raise the error that is being handled as `adapter_call` does: that context would slow down each call."""
+    with adapter_call(adapter):
+        raise
 
 
 def array_info(obj: Any, source: Adapter) -> ArrayInfo:

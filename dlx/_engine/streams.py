@@ -12,7 +12,7 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
+from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, parse_stream, with_keeper
 from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
@@ -48,7 +48,9 @@ class StreamSync:
             return self._consumers[device]
         except KeyError:
             owner = physical(device)
-            found = self._current(self._target.adapter, owner) if self._asked is None else meaning(self._asked, owner)
+            found = (
+                self._current(self._target.adapter, owner) if self._asked is None else parse_stream(self._asked, owner)
+            )
             self._consumers[device] = found
             return found
 
@@ -71,7 +73,7 @@ class StreamSync:
                 value = None if current is None else current(device)
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
-            self._streams[key] = None if value is None else kept(meaning(value, device))
+            self._streams[key] = None if value is None else with_keeper(parse_stream(value, device))
         return self._streams[key]
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:

@@ -25,10 +25,6 @@ def _unflatten_list(obj: Any, keys: Any, children: list[Any], new_empty: Any) ->
     return new_empty
 
 
-def _unflatten_tuple(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    return tuple(children)
-
-
 def _unflatten_dict(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     if new_empty is None:
         return dict(zip(keys, children, strict=True))
@@ -73,16 +69,8 @@ def _unflatten_proxy(obj: Any, keys: Any, children: list[Any], new_empty: Any) -
     return types.MappingProxyType(inside)
 
 
-def _unflatten_chain(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    return type(obj)(*children[0])
-
-
-def _flatten_chain(obj: Any) -> tuple[list[Any], list[Any]]:
-    return ["maps"], [list(obj.maps)]
-
-
 LIST = Container(flatten=elements, unflatten=_unflatten_list, new_empty=lambda obj: [])
-TUPLE = Container(flatten=elements, unflatten=_unflatten_tuple, mutable=False)
+TUPLE = Container(flatten=elements, unflatten=lambda obj, keys, children, new_empty: tuple(children), mutable=False)
 DICT = Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict, new_empty=lambda obj: {})
 SET = Container(kind="set", flatten=elements, unflatten=unflatten_set)
 FROZENSET = Container(kind="set", flatten=elements, unflatten=unflatten_set, mutable=False)
@@ -110,5 +98,9 @@ HANDLERS: dict[type, Container] = {
         kind="mapping", flatten=flatten_mapping, unflatten=_unflatten_proxy, falls_to=dict
     ),
     arrow.Table: Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict),
-    collections.ChainMap: Container(kind="record", flatten=_flatten_chain, unflatten=_unflatten_chain),
+    collections.ChainMap: Container(
+        kind="record",
+        flatten=lambda obj: (["maps"], [list(obj.maps)]),
+        unflatten=lambda obj, keys, children, new_empty: type(obj)(*children[0]),
+    ),
 }

@@ -12,7 +12,7 @@ from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.stream import Stream, meaning
+from dlx._core.stream import Stream, parse_stream
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
 from dlx._registry.array_like import refusal
@@ -142,7 +142,7 @@ def _work_stream(obj: Any, tensor: Tensor) -> Stream | None:
     if not cuda.is_cuda(tensor.device):
         return None
     device = Device(lib.kDLCUDA, tensor.device.id)
-    return meaning(native.exchange_stream(obj, *device) or lib.DLX_STREAM_LEGACY, device)
+    return parse_stream(native.exchange_stream(obj, *device) or lib.DLX_STREAM_LEGACY, device)
 
 
 class ExchangeAdapter(Adapter):

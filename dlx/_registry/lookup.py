@@ -81,7 +81,7 @@ VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
 
 def _open_arrow(obj: Any) -> tuple[None, list[Any]]:
     try:
-        return None, [arrow.opened(obj)]
+        return None, [arrow.read_columns(obj)]
     except DlxError as error:  # pandas and xarray need pyarrow for it
         error.complete(fix=explain(type(obj)).fix)
         raise
@@ -213,7 +213,7 @@ def _classify(cls: type) -> Kind:
     else:
         handler = registry.declared_handler(cls)
     if handler is None and adapter is None and not _speaks(cls) and not derives(cls, _LEAVES):
-        if arrow.speaks(cls):
+        if arrow.has_interface(cls):
             handler = ARROW
         elif (refused := refusal(cls)) is None:
             handler = subclass_handler(cls) or record_handler(cls) or abstract_handler(cls)
@@ -249,7 +249,7 @@ def _by_protocol(obj: Any) -> Adapter | None:
             for each in cls.__mro__:
                 if name in each.__dict__:
                     return adapter
-    return generic.ARROW if arrow.speaks(cls) else None
+    return generic.ARROW if arrow.has_interface(cls) else None
 
 
 _INTERFACES = ("__cuda_array_interface__", generic.CUDA_INTERFACE), ("__array_interface__", generic.INTERFACE)

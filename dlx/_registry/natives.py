@@ -10,7 +10,7 @@ from dlx._core.types import Device as Device
 from dlx._core.types import DType as DType
 from dlx._registry.registry import registry
 from dlx._support.reflect import module_of, packages
-from dlx.adapter.base import reads_natives
+from dlx.adapter.base import has_device_objects
 from dlx.errors import DlxError
 
 
@@ -18,7 +18,7 @@ def _from_native(part: str, obj: Any) -> Any:
     """Return the dtype or device (`part` is ``"dtypes"`` or ``"devices"``) that an object is, or None."""
     module = module_of(obj if isinstance(obj, type) else type(obj))
     for adapter in registry.imported() if isinstance(obj, str) else registry.of_package(module):
-        if part == "devices" and not reads_natives(adapter.devices):
+        if part == "devices" and not has_device_objects(adapter.devices):
             continue
         try:
             found = getattr(adapter, part).from_native(obj)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from dlx._core import native
-from dlx._core.stream import Stream, handle_of, kept
+from dlx._core.stream import Stream, handle_of, with_keeper
 from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
@@ -119,7 +119,7 @@ class Registry:
     def stream_keeper(self, device_id: int, handle: int) -> Any:
         """Return an object that keeps a framework's current CUDA stream alive until release; None for other streams."""
         device = Device(native.lib.kDLCUDA, device_id)
-        borrowed = kept(Stream(device, handle))
+        borrowed = with_keeper(Stream(device, handle))
         if borrowed.keep is not None:
             return borrowed.keep
         for adapter in self.adapters():

@@ -45,22 +45,20 @@ class Descriptor:
     another thread is closing. Those to a segment are cleared before it releases its descriptor.
     """
 
-    __slots__ = ("identity", "number")
+    __slots__ = ("device", "inode", "number")
 
     def __init__(self, number: int, found: os.stat_result | None = None) -> None:
-        self.number = number
-        self.identity = _identity(found or os.fstat(number))
+        self.number = self.device = self.inode = -1  # no file yet: if this raises, the number stays the caller's
+        found = found or os.fstat(number)
+        self.device, self.inode, self.number = found.st_dev, found.st_ino, number
 
     def is_ours(self) -> bool:
         """Return whether the number is still that of the same file."""
-        try:
-            return _identity(os.fstat(self.number)) == self.identity
-        except OSError:
-            return False
+        return bool(lib.dlx_is_file(self.number, self.device, self.inode))
 
-    def __del__(self, close: Any = os.close, finalizing: Any = sys.is_finalizing) -> None:
-        # At the end of the process modules may be empty already, and the kernel closes it.
-        if getattr(self, "identity", None) is not None and not finalizing() and self.is_ours():
+    def __del__(self, close: Any = os.close, is_file: Any = lib.dlx_is_file, ending: Any = sys.is_finalizing) -> None:
+        # At the end of the process modules may be empty already, and the kernel closes it. No call here needs memory.
+        if self.number >= 0 and not ending() and is_file(self.number, self.device, self.inode):
             close(self.number)
 
 
@@ -76,7 +74,7 @@ class Segment:
         self.parts = parts  # bytes of numbers, of text, of names
         self.start = _data_start(sum(parts))
         self._descriptor = Descriptor(fd, found)
-        self.inode = self._descriptor.identity[1]
+        self.inode = self._descriptor.inode
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
     def mapping(self, mode: str) -> Mapping:
@@ -313,10 +311,6 @@ def _checked(fd: int, token: str, size: int) -> Segment:
     if sum(parts) > 512 * found.st_blocks:  # the rest of it was never written, and would be zeros made to be read
         raise HandleError("the description of its arrays is larger than what the segment has in memory")
     return Segment(fd, token, size, (parts[0], parts[1], parts[2]), found)
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
 
 
 def advise(error: OSError) -> None:

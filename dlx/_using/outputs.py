@@ -144,7 +144,9 @@ class Outputs:
         """Return the conversion of some arrays of a result; a graph that it would cut is added to the failures."""
         some = [results[i] for i in rest]
         sources = [
-            source if isinstance(source := lookup.look(array).part, Adapter) else tree.sources[i]
+            source
+            if array is not tree.arrays[i] and isinstance(source := lookup.look(array).part, Adapter)
+            else tree.sources[i]
             for i, array in zip(rest, some, strict=True)
         ]
         if self._identity.recorded is not None:

@@ -108,7 +108,7 @@ class Scope:
             if found.verdict == "plain":
                 return obj
             name = name_of(obj, handler)
-            with self.lock():
+            with lock_of(self):  # so that each object is converted once
                 new = self._again(name, obj)
                 if new is None and self.owned and is_fixed(handler, path):
                     new = self.owned.get(name, lambda: None)()
@@ -128,10 +128,6 @@ class Scope:
         except DlxError as error:
             error.complete(source=type_name(kind), target=options.request.target.name, path=keys_of(inner))
             raise
-
-    def lock(self) -> threading.RLock:
-        """Return the lock under which each object is converted, so that it is converted once."""
-        return lock_of(self)
 
     def _entered(self, name: Any, obj: Any, what: Container, path: Path) -> Any:
         """Return a view of a container; sets and ``__dlx_tree__`` objects, which have no keys, are converted now."""
@@ -413,7 +409,7 @@ class View(Shown):
         new = self._slots.get(key, lambda: None)()
         if new is not None:
             return new
-        with self._scope.lock():
+        with lock_of(self._scope):
             new = self._slots.get(key, lambda: None)()
             if new is None:
                 if element is MISSING:

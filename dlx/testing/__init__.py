@@ -10,7 +10,7 @@ from __future__ import annotations
 from dlx.testing import libraries  # noqa: F401  registers the libraries
 from dlx.testing.capsules import OldSource, Source, Taken, pattern
 from dlx.testing.check import CHECKS, Check, Verdict, excepting, of_kinds
-from dlx.testing.checks import adapter, consumer, producer  # noqa: F401  they register their checks
+from dlx.testing.checks import adapter, consumer, producer, refusals  # noqa: F401  they register their checks
 from dlx.testing.pytest_plugin import pytest_addoption, pytest_collection_modifyitems, pytest_configure
 from dlx.testing.runner import run
 from dlx.testing.subject import LIBRARIES, Broken, NotApplicable, Subject, find

@@ -71,10 +71,10 @@ def test_what_is_no_dtype(wrong):
         ("floa32", "Did you mean 'float32'"),
         ("BFloat16", "Did you mean 'bfloat16'"),
         ("bf16", "Did you mean 'bfloat16'"),
-        (">f4", "Bytes in another order"),
-        ("f3", "Say for instance"),
-        ("b8", "Say for instance|Did you mean"),
-        ("f99", "Say for instance"),
+        (">f4", "Swap the bytes"),
+        ("f3", "Use for example"),
+        ("b8", "Use for example|Did you mean"),
+        ("f99", "Use for example"),
     ],
 )
 def test_a_dtype_that_is_misspelt(name, said):

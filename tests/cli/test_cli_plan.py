@@ -48,7 +48,7 @@ def test_abstract_tensors():
     for shape in (f"{1 << 62},2", f"0,{10**20}", "1," * 129):
         refused("plan", f"int8[{shape}]", "--to", "dlx")
     assert plans(f"int8[{','.join('1' * 128)}]", "--to", "dlx") == [("", "shared", "")]  # longer than a file's name
-    assert "there is no dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
+    assert "unknown dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
     assert "larger than any memory" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
 
 
@@ -94,7 +94,7 @@ def test_strict_turns_a_refusal_into_exit_status_1(file):
 
 def test_wrong_options_are_one_line(file):
     """Unknown devices and targets are wrong calls."""
-    assert "there is no device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
+    assert "unknown device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
     assert "there is no target 'nothing'" in refused("plan", file, "--to", "nothing")
     for none in (",", ""):
         assert "no target is named" in refused("plan", file, "--to", none)

@@ -153,7 +153,7 @@ def test_unknown_numbers_are_kept():
 @pytest.mark.parametrize("name", ["float33", "float8", "float24", "complex16", "uint24", "int0", "int08", "float33x2"])
 def test_names_that_nobody_has_are_refused(name):
     """A plain kind comes in some widths only; what a capsule says all the same has a name by its code."""
-    with pytest.raises(errors.DTypeError, match=f"there is no dtype '{name}'"):
+    with pytest.raises(errors.DTypeError, match=f"unknown dtype '{name}'"):
         abi.DType(name)
     odd = abi.DType(abi.DType("float32").code, 33, 2)
     assert odd.name == "code2_33bitx2" and abi.DType(odd.name) == odd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dlx
-from dlx._core.stream import LEGACY, PER_THREAD, UNORDERED, Stream, handle_of, meaning
+from dlx._core.stream import LEGACY, PER_THREAD, UNORDERED, Stream, handle_of, parse_stream
 from dlx.errors import StreamError
 
 CUDA, MANAGED, ROCM, HOST, PINNED, METAL = map(
@@ -79,7 +79,7 @@ class Cupy:
 )
 def test_on_cuda(device, value, handle):
     """Numbers stand for themselves, objects for their handles; an object whose handle is 0 means the legacy stream."""
-    stream = meaning(value, device)
+    stream = parse_stream(value, device)
     assert (stream.handle, stream.wire, stream.device) == (handle, handle, device)
     assert stream.is_unordered is (handle == UNORDERED)
     if handle != UNORDERED:
@@ -91,44 +91,44 @@ def test_on_cuda(device, value, handle):
 )
 def test_on_rocm(value, handle):
     """0 is the default stream there."""
-    assert meaning(value, ROCM).wire == handle
+    assert parse_stream(value, ROCM).wire == handle
 
 
 @pytest.mark.parametrize(
     ("device", "value", "message"),
     [
-        (CUDA, 0, "ambiguous on CUDA. Say 1"),
-        (CUDA, -2, "no stream -2"),
-        (CUDA, 2**64, "no stream 18446744073709551616"),
-        (CUDA, True, "bool is no stream"),
-        (CUDA, "1", "str is no stream"),
-        (CUDA, 1.0, "float is no stream"),
-        (CUDA, object(), "object is no stream. Give a handle"),
-        (CUDA, Core(1, 5), r"gives \(1, 5\), not \(0, handle\)"),
-        (CUDA, Core(5), r"gives \(5,\), not"),
+        (CUDA, 0, "ambiguous on CUDA. Pass 1"),
+        (CUDA, -2, "stream -2 is invalid"),
+        (CUDA, 2**64, "stream 18446744073709551616 is invalid"),
+        (CUDA, True, "bool is not a stream"),
+        (CUDA, "1", "str is not a stream"),
+        (CUDA, 1.0, "float is not a stream"),
+        (CUDA, object(), "object is not a stream. Pass a handle"),
+        (CUDA, Core(1, 5), r"returned \(1, 5\), not \(0, handle\)"),
+        (CUDA, Core(5), r"returned \(5,\), not"),
         (CUDA, Torch(5, 0), "stream is on device 0, the memory is on cuda:1"),
         (CUDA, AnyTorch(5, 0), "stream is on device 0"),
-        (CUDA, AnyTorch(None), "AnyTorch is no stream"),
+        (CUDA, AnyTorch(None), "AnyTorch is not a stream"),
         (CUDA, Cupy(5, 3), "stream is on device 3"),
-        (ROCM, 1, "stream 1 does not exist on ROCm. Say 0"),
+        (ROCM, 1, "stream 1 does not exist on ROCm. Pass 0"),
         (ROCM, 2, "stream 2 does not exist on ROCm"),
-        (ROCM, -2, "no stream -2"),
+        (ROCM, -2, "stream -2 is invalid"),
         (HOST, 1, "host memory has no stream, found stream=1"),
         (HOST, 0, "host memory has no stream"),
         (PINNED, Torch(5), "host memory has no stream"),
-        (METAL, 5, "streams of metal:0 are unknown"),
+        (METAL, 5, "does not support streams of metal:0"),
     ],
 )
 def test_what_is_no_stream_is_refused(device, value, message):
     """Before any producer sees it, with what to say instead."""
     with pytest.raises(StreamError, match=message):
-        meaning(value, device)
+        parse_stream(value, device)
 
 
 @pytest.mark.parametrize("device", [HOST, METAL, ROCM, CUDA], ids=str)
 def test_no_order_is_for_everybody(device):
     """-1 orders nothing anywhere."""
-    assert meaning(-1, device).is_unordered
+    assert parse_stream(-1, device).is_unordered
 
 
 def test_streams_are_equal_by_device_and_handle():

@@ -138,7 +138,7 @@ def test_refused_before_anything_is_computed(source):
     with pytest.raises(errors.DTypeError, match=r"^cannot convert dask.array.core.Array \(<U\d\[4\]\)") as caught:
         dlx.convert(odd, to="torch")
     assert str(dlx.plan(odd, to="torch").error) == str(caught.value)
-    with pytest.raises(errors.StreamError, match="streams of their own") as caught:
+    with pytest.raises(errors.StreamError, match="each on its own stream") as caught:
         dlx.convert(source, to="torch", stream=1)
     assert caught.value.fix == "Leave stream out."
     with pytest.raises(errors.DlxError):

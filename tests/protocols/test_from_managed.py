@@ -176,7 +176,7 @@ def test_the_wrong_struct_is_noticed_by_its_numbers(counting, legacy):
 @pytest.mark.parametrize(
     ("ptr", "error", "message"),
     [
-        (0, ProtocolError, "no DLManagedTensorVersioned at NULL"),
+        (0, ProtocolError, "DLManagedTensorVersioned \\* is NULL"),
         (None, ProtocolError, "NULL"),
         (ffi.NULL, ProtocolError, "NULL"),
         (ctypes.c_void_p(), ProtocolError, "NULL"),
@@ -185,8 +185,8 @@ def test_the_wrong_struct_is_noticed_by_its_numbers(counting, legacy):
         (ffi.new("DLManagedTensorVersioned **"), TypeError, r"pointer to 'DLManagedTensorVersioned \*'"),
         (other.new("something *"), TypeError, "found a pointer to 'something'"),
         (ctypes.pointer(dlx.ctypes.DLTensor()), TypeError, "found a pointer to 'DLTensor'"),
-        (ffi.new("DLManagedTensorVersioned *")[0], TypeError, r"Give ffi\.addressof"),
-        (dlx.ctypes.DLManagedTensorVersioned(), TypeError, r"Give ctypes\.pointer"),
+        (ffi.new("DLManagedTensorVersioned *")[0], TypeError, r"Pass ffi\.addressof"),
+        (dlx.ctypes.DLManagedTensorVersioned(), TypeError, r"Pass ctypes\.pointer"),
         (b"capsule", TypeError, "found bytes"),
     ],
 )

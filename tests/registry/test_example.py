@@ -350,7 +350,7 @@ def test_dtypes_of_others_have_its_words(ea):
     eighths = torch.tensor([1.0, -2.0]).to(torch.float8_e5m2)
     array = dlx.convert(eighths, to="examplearray")
     assert array.dtype is ea.quarter8 and array.tobytes() == bytes([0x3C, 0xC0])
-    assert "viewed as float8_e5m2 again" in str(dlx.plan(eighths, to="examplearray"))
+    assert "views it as float8_e5m2" in str(dlx.plan(eighths, to="examplearray"))
 
 
 # ---- containers ------------------------------------------------------------------------------------------------------

@@ -75,6 +75,25 @@ KINDS = {
 }
 
 
+def test_a_call_of_using_classifies_its_argument_once(np):
+    """Whatever is asked of the array afterwards is asked of the adapter that was found; the same of a result."""
+    torch = pytest.importorskip("torch")
+    array, kinds = np.ones(2), []
+    function = dlx.using(to="torch", device="cpu")(lambda tensor: [tensor + 1])
+    function(array)
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code is lookup.kind.__code__:
+            kinds.append(frame.f_locals["cls"])
+
+    sys.setprofile(note)
+    try:
+        function(array)
+    finally:
+        sys.setprofile(None)
+    assert kinds.count(np.ndarray) == kinds.count(torch.Tensor) == 1
+
+
 @pytest.mark.parametrize(("make", "verdict"), KINDS.values(), ids=KINDS)
 def test_a_type_is_classified_once_and_in_one_file(np, make, verdict):
     """For the second object of a type one look-up is made, which asks for what is known and nothing else."""

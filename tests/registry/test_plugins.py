@@ -232,7 +232,7 @@ BROKEN = {  # a plugin's code -> what the sentence says
     ),
     "unknown dtype": (
         adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
-        "the dtypes.names of its adapter 'lib' cannot be read: there is no dtype 'float'",
+        "the dtypes.names of its adapter 'lib' cannot be read: unknown dtype 'float'",
     ),
     "name of a newer dlx": (
         "from dlx.adapter import Marvel",
@@ -765,7 +765,7 @@ def test_arrays_that_nobody_exports(site):
     site.plugin("dlx-lib", "lib", adapter().replace("def export", "def unused").replace("def describe", "def never"))
     said = site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
     assert (
-        "the adapter 'lib' has no export of its own, and lib.Array has no __dlpack__. Override Adapter.export" in said
+        "the adapter 'lib' does not override export, and lib.Array has no __dlpack__. Override Adapter.export" in said
     )
 
 

@@ -16,7 +16,15 @@ pytest.importorskip("tvm_ffi")
 pytest.importorskip("pyarrow")
 
 GROUPS = ["pairs", "sorts", "trees", "collected", "copied", "views", "foreign", "interop", "devices"]
-SHORT = [["pairs=numpy to torch", "trees=nested, numpy to torch", "interop=from_pointer", "devices=to the host"]]
+SHORT = [
+    [
+        "pairs=numpy to torch",
+        "trees=nested, numpy to torch",
+        "interop=from_pointer",
+        "interop=share",
+        "devices=to the host",
+    ]
+]
 IS_WHOLE = os.environ.get("DLX_ALLOCATIONS") == "all"
 
 
