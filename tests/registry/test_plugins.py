@@ -197,7 +197,7 @@ def test_threads_that_need_a_plugin_at_a_time(site):
 BROKEN = {  # a plugin's code -> what the sentence says
     "import error": ("import nothing_of_this_name", "is broken: ModuleNotFoundError: No module named 'nothing_of_this"),
     "import raises": ("raise OSError('libx.so')", "is broken: OSError: libx.so. Repair or uninstall dlx-lib."),
-    "from support.stress import exits": ("raise SystemExit(3)", "is broken: SystemExit: 3"),
+    "import exits": ("raise SystemExit(3)", "is broken: SystemExit: 3"),
     "syntax": ("def (", "is broken: SyntaxError"),
     "hook raises": (
         "import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 1 / 0",
