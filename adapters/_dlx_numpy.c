@@ -100,22 +100,22 @@ static DLDataType extension_of(const array_head* a) {
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
   unsigned number = (unsigned)d->number;
-  DLDataType dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
-  if (dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
+  out->dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
+  if (out->dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetObject(PyExc_BufferError, no_dtype);
     return -1;
   }
-  if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides, dtype.bits / 8,
-                         strides)) {
+  if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides,
+                         out->dtype.bits / 8, strides)) {
     PyErr_SetObject(PyExc_BufferError, no_strides);
     return -1;
   }
-  *out = (DLTensor){.data = a->data,
-                    .device = {kDLCPU, 0},
-                    .ndim = a->ndim,
-                    .dtype = dtype,
-                    .shape = (int64_t*)a->shape,
-                    .strides = strides};
+  out->data = a->data;
+  out->device = (DLDevice){kDLCPU, 0};
+  out->ndim = a->ndim;
+  out->shape = (int64_t*)a->shape;
+  out->strides = strides;
+  out->byte_offset = 0;
   return 0;
 }
 

@@ -207,14 +207,14 @@ def _export_extension(obj: Any) -> api.Tensor | None:
 _CHARS = "?bBhHiIlLqQefdFD"  # numpy's letters for the dtypes that a copy in native order makes DLPack's
 
 
-def _export_copy(obj: Any) -> api.Tensor | None:
-    """Return the tensor of a copy in native byte order; None if the Python path must explain a refusal."""
-    if type(obj) is not sys.modules["numpy"].ndarray or obj.dtype.char not in _CHARS:
+def _export_copy(obj: Any) -> Any:
+    """Return a copy in native byte order; None if the Python path must explain a refusal."""
+    dtype = obj.dtype
+    if type(obj) is not sys.modules["numpy"].ndarray or dtype.char not in _CHARS:
         return None
-    if obj.dtype.isnative and _whole_elements(obj):  # the table refused it for another reason
+    if dtype.isnative and _whole_elements(obj):  # the table refused it for another reason
         return None
-    tensor: api.Tensor = dlx.convert(_native_order(obj), "dlx")
-    return tensor
+    return _native_order(obj)
 
 
 @functools.cache  # these types live as long as ml_dtypes
@@ -240,7 +240,11 @@ _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
 # Attributes of subclasses that no other framework keeps: (attribute, reason, fix).
 _MEANINGS = (
-    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask separately."),
+    (
+        "mask",
+        "a masked array's mask would be lost",
+        "Call .filled(value) first, or convert .data and .mask separately.",
+    ),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )

@@ -87,8 +87,8 @@ struct py_source {
   py_producer producer; /* of a type that no adapter lists */
   py_stream_source streams;
   PyObject* export;    /* export(array): a dlx.Tensor, or None; or NULL */
-  PyObject* unblocked; /* unblocked(array): a dlx.Tensor over a copy of what cannot be exported as
-                          it is, or None; or NULL */
+  PyObject* unblocked; /* unblocked(array): a copy of what cannot be exported as it is, in a
+                          dlx.Tensor or an array of the type, or None; or NULL */
   PyObject* parts;     /* children(obj, may_copy) of a container that becomes a list or dict; or
                           (flatten, unflatten, whether it is mutable) of one that stays itself */
   struct {

@@ -181,11 +181,10 @@ int py_look(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
 
 /* ---- by the managed slot, and by a function -------------------------------------------------- */
 
-/* What a function of an adapter exports: a dlx.Tensor, or None. Owns: the caller owns the result.
- * GIL: needed; runs Python. Errors: NULL = ask Python. */
-static DLManagedTensorVersioned* export_by(PyObject* function, PyObject* obj) {
+/* What a function of an adapter gave: a dlx.Tensor, or None. Owns: takes `tensor`, or NULL; the
+ * caller owns the result. GIL: needed; may run Python. Errors: NULL = ask Python. */
+static DLManagedTensorVersioned* share_given(PyObject* tensor) {
   DLManagedTensorVersioned* made = NULL;
-  PyObject* tensor = function ? PyObject_CallOneArg(function, obj) : NULL;
   if (tensor == NULL) return py_error_forget(), NULL;
   if (Py_IS_TYPE(tensor, &py_tensor_type)) {
     DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
@@ -198,7 +197,8 @@ static DLManagedTensorVersioned* export_by(PyObject* function, PyObject* obj) {
 /* Of an array that a borrow slot cannot describe (a read-only one), or of a type without one. */
 static void export_managed(py_source* s, py_target* t, PyObject* obj, unsigned options,
                            py_offer* out, DLManagedTensorVersioned* made) {
-  if (made == NULL && !PyErr_Occurred()) made = export_by(s->export, obj);
+  if (made == NULL && s->export && !PyErr_Occurred())
+    made = share_given(PyObject_CallOneArg(s->export, obj));
   out->state = PY_BLOCKED;
   if (made == NULL) return;
   made->flags |= s->flags;
@@ -220,6 +220,12 @@ void py_take_exported(py_source* s, py_target* t, PyObject* obj, unsigned option
 void py_take_unblocked(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
   *out = (py_offer){.made = NULL};
   if (s->unblocked == NULL || options & (DLX_COPIES | DLX_SHARES) || PyErr_Occurred()) return;
-  DLManagedTensorVersioned* made = export_by(s->unblocked, obj);
+  PyObject* copy = PyObject_CallOneArg(s->unblocked, obj);
+  if (copy && Py_IS_TYPE(copy, Py_TYPE(obj))) {
+    s->take(s, t, copy, options, out);
+    Py_DECREF(copy);
+    return;
+  }
+  DLManagedTensorVersioned* made = share_given(copy);
   if (made) py_offer_made(s, t, made, options, out);
 }

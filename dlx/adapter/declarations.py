@@ -235,7 +235,8 @@ class FastPath:
     unblocks
         Whether the fast path makes the copies that resolve blockers, for host arrays that neither the table nor
         `export` exports. True: with `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` returns
-        the `Tensor` of that copy, or None: then dlx calls these methods. False: the Python path makes them.
+        that copy, as a `Tensor` or an array of its type, or None: then dlx calls these methods. False: the Python path
+        makes them.
     owner
         The object that keeps an array's memory alive: an `Owner`, or ``"managed"`` for the result of the table's
         managed slot, if an array can lose its memory. None: the array.
@@ -268,7 +269,7 @@ class FastPath:
     exchange: Callable[[], Any] | None = None
     imports: bool | Capabilities = True
     export: Callable[[Any], Tensor | None] | None = None
-    unblocks: Callable[[Any], Tensor | None] | bool = False
+    unblocks: Callable[[Any], Any] | bool = False
     owner: Owner | Literal["managed"] | None = None
     guards: tuple[Guard, ...] = ()
     guard_function: Callable[[], tuple[Any, frozenset[str]] | None] | None = None
