@@ -4,8 +4,9 @@ Each class also derives from the builtin exception that callers already catch. `
 `TypeError` and `ValueError` for an invalid call, an ExceptionGroup if errors are collected, `MemoryError`, and
 interrupts.
 
-Errors store data, and `str(error)` builds the message: ``cannot <action> <object> [to '<target>'] [at <path>]: <reason>.
-<fix>``.
+Errors store data, and `str(error)` builds the message::
+
+    cannot <action> <object> [to '<target>'] [at <path>]: <reason>. <fix>
 """
 
 from __future__ import annotations
