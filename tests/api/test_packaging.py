@@ -184,7 +184,7 @@ def test_every_extra_is_there():
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
     assert everything.extras == {"numpy", "torch", "jax", "tvm-ffi", "pyarrow"}
     (developers,) = [packaging.Requirement(each) for each in extras["dev"] if each.startswith("dlx")]
-    assert developers.extras == {"test", "lint", "docs"}
+    assert developers.extras == {"test", "lint", "docs", "dist"}
     for each in (everything, developers):
         assert each.extras <= {*extras}
 
