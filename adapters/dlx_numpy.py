@@ -180,7 +180,7 @@ def _reads_right(array: Any, dtype: api.DType) -> bool:
     """Return whether `_dlx_numpy` reads in an array what numpy says of it."""
     strides = tuple(stride // array.itemsize for stride in array.strides)
     expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
-    return bool(_dlx_numpy.facts(array) == expected)
+    return bool(_dlx_numpy.read_facts(array) == expected)
 
 
 def _keeps_export(kind: Any) -> bool:
@@ -243,7 +243,7 @@ _MEANINGS = (
     (
         "mask",
         "a masked array's mask would be lost",
-        "Call .filled(value) first, or convert .data and .mask separately.",
+        "Call .filled(value) first, or convert .data and .mask.",
     ),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),

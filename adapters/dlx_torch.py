@@ -268,7 +268,7 @@ def _guard_function() -> tuple[Any, frozenset[str]] | None:
             if _dlx_torch.handle(tensor) != tensor._cdata:
                 return None
             said = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
-            if _dlx_torch.answers(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
+            if _dlx_torch.read_facts(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
                 return None
         names = DTYPES.known() - {"complex32"}  # torch warns of it
         samples += [torch.empty(3, dtype=DTYPES.to_native(api.DType(name)), device="cpu") for name in names]

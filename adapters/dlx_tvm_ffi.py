@@ -88,7 +88,7 @@ def _unflatten(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
 
 def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
     get = _look_up(name)
-    return MethodType(get, obj), _bound().unchanged(obj, get) if mutable else None
+    return MethodType(get, obj), _bound().create_child_check(obj, get) if mutable else None
 
 
 def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:
@@ -169,7 +169,7 @@ def _reads_tensors(tvm_ffi: Any) -> bool:
     for each in made:
         dtype, device = DTYPES.from_native(each.dtype), DEVICES.from_native(each.device)
         assert dtype is not None
-        if _dlx_tvm_ffi.facts(each) != (each.data_ptr(), each.shape, each.strides, tuple(dtype), tuple(device)):
+        if _dlx_tvm_ffi.read_facts(each) != (each.data_ptr(), each.shape, each.strides, tuple(dtype), tuple(device)):
             return False
     return True
 

@@ -4,7 +4,7 @@ Each class also derives from the builtin exception that callers already catch. `
 `TypeError` and `ValueError` for an invalid call, an ExceptionGroup if errors are collected, `MemoryError`, and
 interrupts.
 
-Errors store data, and `str(error)` builds the message::
+Errors store data; `str(error)` builds the message from it::
 
     cannot <action> <object> [to '<target>'] [at <path>]: <reason>. <fix>
 """

@@ -169,7 +169,7 @@ PyObject* py_streams_make(py_stream_pairs* all, const py_call* call, const py_so
   const py_stream_pair* x = known(all, s, device); /* py_streams_order has noted it */
   /* Where both work on one stream, what the producer does with the memory next comes later. */
   if (x->to && x->from != x->to && dlx_size(&made->dl_tensor))
-    made = py_cuda_put_behind(made, device, x->to, Py_XNewRef(x->to_keep));
+    made = py_cuda_release_behind(made, device, x->to, Py_XNewRef(x->to_keep));
   PyObject* result = made ? t->make(call, t, made, obj) : NULL;
   if (result && x->ready) ((TensorObject*)result)->ready = dlx_ready_hold(x->ready);
   return result;

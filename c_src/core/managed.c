@@ -171,8 +171,8 @@ void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
   }
 }
 
-int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
-              DLTensor* out) {
+int dlx_describe_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
+                       DLTensor* out) {
   *out = (DLTensor){.data = (void*)(uintptr_t)DLX_ALIGNMENT, /* any address passes the check */
                     .device = {kDLCPU, 0},
                     .ndim = like->ndim,
@@ -190,7 +190,7 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   enum { FEW = 1 << 12 /* bytes: too few for a separate allocation */ };
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
-  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  int status = dlx_describe_fresh(like, flags, keep_order, strides, &fresh);
   if (status != DLX_OK) return status;
   size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
   if (bytes <= FEW) return new_tensor(&fresh, flags, NULL, NULL, bytes, out);

@@ -174,7 +174,7 @@ def tensor_from(
         numbers = struct.pack(f"=q2BH2B2x{len(shape) + len(strides)}q", 0, *dtype, len(shape), flags, *shape, *strides)
     except struct.error as error:
         raise ValueError("its description of a tensor is invalid") from error
-    (tensor,) = native.tensors_within(address, view.nbytes, numbers, READ_ONLY if view.readonly else 0, view)
+    (tensor,) = native.tensors_unpack(address, view.nbytes, numbers, READ_ONLY if view.readonly else 0, view)
     return tensor
 
 

@@ -252,7 +252,7 @@ class _Decider:
             after.append(Step("place", f"{target.name} keeps it on its device because it is not in row-major order"))
         device = self.copy_device if self.copies else self.relabel or tensor.device
         self._require_driver(device)
-        order = self.sync().explained(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
+        order = self.sync().explain(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
         steps = (
             *([Step("order", order)] if order else []),
             *self.before.steps,
@@ -393,16 +393,16 @@ class _Decider:
         rules = [rule for rule in RULES if found & rule.bit]
         for rule in rules:
             if not rule.copy_resolves:
-                raise rule.error(fix=rule.fix_for(tensor, target), **rule.found(tensor, target))
+                raise rule.error(fix=rule.fix_for(tensor, target), **rule.explain(tensor, target))
         layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
         if len(layout) < len(rules) and self._shares_readonly(copied_anyway=bool(layout or request.copy)):
             why = "the result is writable although its memory is read-only; do not write to it"
             return [Unmark("share", why, option=("readonly", "share"))]
         if layout and request.copy is False and 0 not in tensor.shape:
-            raise layout[0].error(option=_COPY, **layout[0].found(tensor, target))
+            raise layout[0].error(option=_COPY, **layout[0].explain(tensor, target))
         if rules:
             self.repack = bool(found & REPACKED)
-            parts = [rule.found(tensor, target) for rule in rules]
+            parts = [rule.explain(tensor, target) for rule in rules]
             details = tuple(detail for part in parts for detail in part["details"])
             why = "; ".join(part["reason"] for part in parts)
             self._copy(Step("copy", why, tensor.nbytes, details=details))
@@ -411,7 +411,7 @@ class _Decider:
     def _shares_readonly(self, *, copied_anyway: bool) -> bool:
         """Apply the read-only policy: return whether to share the memory, or raise."""
         request = self.request
-        found = READ_ONLY_RULE.found(self.tensor, self.target)
+        found = READ_ONLY_RULE.explain(self.tensor, self.target)
         if request.readonly == "error" and not request.copy:
             raise ReadOnlyError(option=(("readonly", "copy"), ("readonly", "share")), **found)
         if copied_anyway:

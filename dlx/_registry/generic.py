@@ -24,7 +24,7 @@ from dlx.adapter.files import file_handler
 from dlx.errors import ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 
-class Described(Adapter):
+class ProtocolAdapter(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
     package = "builtins"
@@ -52,7 +52,7 @@ class _NoDevice(Devices):
         return nullcontext()
 
 
-class TensorAdapter(Described):
+class TensorAdapter(ProtocolAdapter):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
     package = "dlx"
@@ -212,11 +212,13 @@ class ArrowTarget(Adapter):
     _classes = (Tensor,)
     arrays = Arrays(immutable=True)
     dtypes = DTypes("dlx", {name: name for name in ("bool", *arrow.NUMBERS)})
-    taken = Capabilities(dtypes=frozenset(dtypes.names), ndims=(1, 64), keeps_readonly=True, copies=arrow.PACKED)
-    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(taken, ndims=(1, 1)))
+    _capabilities = Capabilities(
+        dtypes=frozenset(dtypes.names), ndims=(1, 64), keeps_readonly=True, copies=arrow.PACKED
+    )
+    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(_capabilities, ndims=(1, 1)))
 
     def capabilities(self) -> Capabilities:
-        return self.taken
+        return self._capabilities
 
     def variant(self, wanted: type | Tensor) -> Adapter:
         if isinstance(wanted, Tensor):
@@ -241,14 +243,14 @@ TENSOR = TensorAdapter()
 DEFERRED = DeferredAdapter()
 DLPACK = DLPackAdapter()
 EXCHANGE = ExchangeAdapter()
-CAPSULE = Described(
+CAPSULE = ProtocolAdapter(
     "capsule",
     "PyCapsule",
     _peek,  # it is single-use, so it is only looked at until nothing else can fail
     streams=StreamSupport(ready=_legacy_stream),
     arrays=Arrays(consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor), restore=_restore),
 )
-INTERFACE = Described(
+INTERFACE = ProtocolAdapter(
     "array_interface",
     "__array_interface__",
     _interface_tensor,
@@ -258,13 +260,13 @@ INTERFACE = Described(
         export=_interface_tensor,
     ),
 )
-CUDA_INTERFACE = Described(
+CUDA_INTERFACE = ProtocolAdapter(
     "cuda_array_interface",
     "__cuda_array_interface__",
     lambda obj: memory.cuda_array_interface(obj, obj.__cuda_array_interface__),
     streams=StreamSupport(ready=_named_stream),
 )
-BUFFER = Described(
+BUFFER = ProtocolAdapter(
     "buffer",
     "buffer",
     _buffer_tensor,

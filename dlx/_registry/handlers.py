@@ -18,7 +18,7 @@ from dlx.adapter.files import flatten_mapping
 from dlx.errors import ConversionError
 
 
-def elements(obj: Any) -> tuple[None, list[Any]]:
+def flatten_elements(obj: Any) -> tuple[None, list[Any]]:
     """Flatten a container whose children have positions and no keys."""
     return None, list(obj)
 
@@ -54,7 +54,7 @@ _COPYING = (
 )
 
 
-def _base(kind: type) -> Any:
+def _find_base(kind: type) -> Any:
     """Return the built-in base of a container class; None where the class defines how it is copied."""
     for cls in kind.__mro__:
         if any(cls is base for base in _BASES):
@@ -64,7 +64,7 @@ def _base(kind: type) -> Any:
     return None
 
 
-def _copied(base: Any, obj: Any) -> Any:
+def _copy_shallow(base: Any, obj: Any) -> Any:
     """Return a shallow copy of a subclass of a mutable built-in, without its constructor, which may take anything."""
     kind = type(obj)
     if base is None:
@@ -87,16 +87,16 @@ def _copied(base: Any, obj: Any) -> Any:
         new.__dict__ = new
     else:
         _keep_attributes(obj, new)
-        _part(obj, new)
+        _copy_inner_containers(obj, new)
     return new
 
 
-def _part(obj: Any, new: Any) -> None:
+def _copy_inner_containers(obj: Any, new: Any) -> None:
     """Copy the plain containers among the attributes of a copy, where item assignment may write to them."""
     kind = type(obj)
     if derives(kind, (UserDict, UserList)):
         names = ["data"]
-    elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_builtin(kind))]):
+    elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_find_builtin(kind))]):
         names = list(getattr(new, "__dict__", ()))
     else:
         return
@@ -106,7 +106,7 @@ def _part(obj: Any, new: Any) -> None:
             new.__dict__[name] = value.copy()
 
 
-def _builtin(kind: type) -> type:
+def _find_builtin(kind: type) -> type:
     return next(base for cls in kind.__mro__ for base in _BASES if cls is base)
 
 
@@ -117,9 +117,9 @@ def _copy_slots(obj: Any, new: Any) -> None:
                 object.__setattr__(new, name, getattr(obj, name))
 
 
-def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+def _unflatten_copy(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
-    new = _copied(base, obj) if new_empty is None else new_empty
+    new = _copy_shallow(base, obj) if new_empty is None else new_empty
     keys = range(len(children)) if keys is None else keys
     changed = {}
     for key, child in zip(keys, children, strict=True):
@@ -150,11 +150,11 @@ def _unflatten_structseq(obj: Any, keys: Any, children: list[Any], new_empty: An
     return type(obj)(children, hidden)
 
 
-def _flatten_named(obj: Any) -> tuple[list[str], list[Any]]:
+def _flatten_named_tuple(obj: Any) -> tuple[list[str], list[Any]]:
     return list(obj._fields), list(obj)
 
 
-def _named(kind: type) -> bool:
+def _is_named_tuple(kind: type) -> bool:
     fields = getattr(kind, "_fields", None)
     return isinstance(fields, tuple) and all(isinstance(name, str) for name in fields)
 
@@ -163,25 +163,29 @@ def subclass_handler(kind: type) -> Container | None:
     """Return the handler of a subclass of a built-in container, None for any other type."""
     if issubclass(kind, tuple):
         if hasattr(kind, "n_sequence_fields"):
-            return Container(flatten=elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
+            return Container(flatten=flatten_elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
         frozen = not _has_dict(kind)
-        if _named(kind):
+        if _is_named_tuple(kind):
             return Container(
-                kind="record", flatten=_flatten_named, unflatten=_unflatten_tuple_subclass, mutable=not frozen
+                kind="record", flatten=_flatten_named_tuple, unflatten=_unflatten_tuple_subclass, mutable=not frozen
             )
-        return Container(flatten=elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
+        return Container(
+            flatten=flatten_elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list
+        )
     if derives(kind, (dict, UserDict, list, deque, UserList)):
-        base = _base(kind)
-        unflatten, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
+        base = _find_base(kind)
+        unflatten, new_empty = functools.partial(_unflatten_copy, base), functools.partial(_copy_shallow, base)
         if derives(kind, (dict, UserDict)):
             return Container(
                 kind="mapping", flatten=flatten_mapping, unflatten=unflatten, new_empty=new_empty, falls_to=dict
             )
-        return Container(flatten=elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
+        return Container(flatten=flatten_elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
     if issubclass(kind, set | frozenset):
-        return Container(kind="set", flatten=elements, unflatten=unflatten_set)
+        return Container(kind="set", flatten=flatten_elements, unflatten=unflatten_set)
     if issubclass(kind, types.SimpleNamespace):
-        return Container(kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=bare)
+        return Container(
+            kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=copy_without_init
+        )
     return None
 
 
@@ -196,7 +200,7 @@ def _flatten_namespace(obj: Any) -> tuple[list[str], list[Any]]:
 def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     new: Any = new_empty
     if new_empty is None:
-        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else bare(obj)
+        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else copy_without_init(obj)
     new.__dict__.update(zip(keys, children, strict=True))
     return new
 
@@ -214,8 +218,8 @@ def record_handler(kind: type) -> Container | None:
     else:
         return None
 
-    plain = len(names) > 1 and _are_plain(kind, names)
-    read, fields = operator.itemgetter(*names) if plain else None, frozenset(names)
+    dict_only = len(names) > 1 and _are_dict_only(kind, names)
+    read, fields = operator.itemgetter(*names) if dict_only else None, frozenset(names)
 
     def flatten_record(obj: Any) -> tuple[list[str], list[Any]]:
         if read is not None:
@@ -225,7 +229,7 @@ def record_handler(kind: type) -> Container | None:
                 pass
         present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
         for name in present:
-            if not _is_own(obj, name):  # a tensorclass of tensordict
+            if not _stores_field(obj, name):  # a tensorclass of tensordict
                 raise ConversionError(
                     f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
                     source=type_name(type(obj)),
@@ -234,14 +238,14 @@ def record_handler(kind: type) -> Container | None:
         return present, [getattr(obj, name) for name in present]
 
     def unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-        if not plain or new_empty is not None or not obj.__dict__.keys() <= fields:
+        if not dict_only or new_empty is not None or not obj.__dict__.keys() <= fields:
             return _unflatten_record(obj, keys, children, new_empty)
-        new = _without_init(type(obj))
+        new = _create_without_init(type(obj))
         new.__dict__.update(obj.__dict__)  # for the order
         new.__dict__.update(zip(keys, children, strict=True))
         return new
 
-    return _record(flatten_record, unflatten_record, bare, frozen)
+    return _record(flatten_record, unflatten_record, copy_without_init, frozen)
 
 
 def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Container:
@@ -249,7 +253,7 @@ def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Conta
     return Container(kind="record", flatten=flatten, unflatten=unflatten, new_empty=new_empty, mutable=not frozen)
 
 
-def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
+def _are_dict_only(kind: type, names: tuple[str, ...]) -> bool:
     """Return whether fields are found in an object's dict and nowhere else, and a dict is all that an object has."""
     reads = inspect.getattr_static(kind, "__getattribute__")
     if reads is not object.__getattribute__ or not _has_dict(kind) or any(map(_slots, kind.__mro__)):
@@ -257,7 +261,7 @@ def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
     return not any(hasattr(type(inspect.getattr_static(kind, name, None)), "__set__") for name in names)
 
 
-def _is_own(obj: Any, name: str) -> bool:
+def _stores_field(obj: Any, name: str) -> bool:
     """Return whether a field is kept in the object itself, so that setting it on another changes nothing here."""
     if name in getattr(obj, "__dict__", ()):
         return True
@@ -268,7 +272,7 @@ def _is_own(obj: Any, name: str) -> bool:
 
 
 def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    new = bare(obj) if new_empty is None else new_empty
+    new = copy_without_init(obj) if new_empty is None else new_empty
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(new, name, child)  # also where frozen; converters and validators have seen the source
     return new
@@ -277,7 +281,7 @@ def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) 
 def _model_handler(kind: Any) -> Container:
     """Return the handler of a model of pydantic: its fields, and the extra ones; no validator and no default runs."""
     frozen = bool(getattr(kind, "model_config", {}).get("frozen"))
-    return _record(_flatten_model, _unflatten_model, _bare_model, frozen)
+    return _record(_flatten_model, _unflatten_model, _copy_model, frozen)
 
 
 def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
@@ -286,9 +290,9 @@ def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
     return list(children), list(children.values())
 
 
-def _bare_model(obj: Any) -> Any:
-    """Return `bare`, which shares nothing that a model writes to when its fields are set."""
-    new = bare(obj)
+def _copy_model(obj: Any) -> Any:
+    """Return `copy_without_init`, which shares nothing that a model writes to when its fields are set."""
+    new = copy_without_init(obj)
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
         value: Any = getattr(new, name, None)
         if type(value) in (set, dict):
@@ -297,7 +301,7 @@ def _bare_model(obj: Any) -> Any:
 
 
 def _unflatten_model(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    new = _bare_model(obj) if new_empty is None else new_empty
+    new = _copy_model(obj) if new_empty is None else new_empty
     extra = getattr(new, "__pydantic_extra__", None) or {}
     for name, child in zip(keys, children, strict=True):
         (extra if name in extra else new.__dict__)[name] = child
@@ -313,19 +317,19 @@ def _struct_handler(kind: Any) -> Container:
     def flatten(obj: Any) -> tuple[list[str], list[Any]]:
         return list(names), [getattr(obj, name) for name in names]
 
-    def copied(obj: Any) -> Any:
+    def copy_struct(obj: Any) -> Any:
         new = base.__copy__(obj)  # no object can be made without its fields
         if hasattr(obj, "__dict__"):
             new.__dict__.update(obj.__dict__)
         return new
 
     def unflatten(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-        new = copied(obj) if new_empty is None else new_empty
+        new = copy_struct(obj) if new_empty is None else new_empty
         for name, child in zip(keys, children, strict=True):
             fields[name].__set__(new, child)  # also where it is frozen
         return new
 
-    return _record(flatten, unflatten, copied, frozen)
+    return _record(flatten, unflatten, copy_struct, frozen)
 
 
 _RECORDS: dict[str, Any] = {
@@ -341,17 +345,17 @@ def _is_computed(kind: Any, name: str) -> bool:
     return isinstance(getattr(kind, name, None), functools.cached_property)
 
 
-def _without_init(kind: Any) -> Any:
+def _create_without_init(kind: Any) -> Any:
     try:
         return object.__new__(kind)
     except TypeError:  # it inherits from a built-in type
         return kind.__new__(kind)
 
 
-def bare(obj: Any) -> Any:
+def copy_without_init(obj: Any) -> Any:
     """Return an object of the same class and attributes; no code of the class runs, no cached property is kept."""
     kind: Any = type(obj)
-    new = _without_init(kind)
+    new = _create_without_init(kind)
     if hasattr(obj, "__dict__"):
         new.__dict__.update((name, value) for name, value in obj.__dict__.items() if not _is_computed(kind, name))
     _copy_slots(obj, new)
@@ -360,7 +364,7 @@ def bare(obj: Any) -> Any:
     return new
 
 
-def attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+def iterate_attributes(obj: Any) -> Iterator[tuple[str, Any]]:
     """Give (name, value) of what an object has in its dict and its slots."""
     yield from getattr(obj, "__dict__", {}).items()
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
@@ -378,20 +382,20 @@ def _slots(cls: type) -> list[str]:
 class Keys(list[Any]):
     """Keys, with what `unflatten` needs of `flatten`."""
 
-    kept: Any
+    context: Any
 
 
 def _flatten_unknown(obj: Any) -> tuple[list[Any], list[Any]]:
-    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else elements(obj)
+    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else flatten_elements(obj)
     keys = Keys(range(len(children)) if found is None else found)
-    keys.kept = list(children)
+    keys.context = list(children)
     return keys, children
 
 
 def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Copy an object deeply, every child replaced on the way: a shallow copy may share its storage with the source."""
     memo: dict[int, Any] = {id(key): key for key in keys}
-    memo |= {id(old): child for old, child in zip(keys.kept, children, strict=True)}
+    memo |= {id(old): child for old, child in zip(keys.context, children, strict=True)}
     new = copy.deepcopy(obj, memo)
     found = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
     if type(new) is not type(obj) or found != keys:

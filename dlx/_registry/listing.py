@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from dlx._registry.plugin import error_of, strict
+from dlx._registry.plugin import error_of, is_strict
 from dlx._registry.registry import registry
 from dlx._support.display import Shown, columns, table
 from dlx._support.module import set_module
@@ -41,7 +41,7 @@ class Adapters(Shown, dict[str, Adapter]):
 
     def _rows(self) -> list[list[str]]:
         """Return name, and version where it is imported, of each; then what is broken."""
-        rows = [[name, f"{adapter.package} {_version(adapter)}"] for name, adapter in self.items()]
+        rows = [[name, f"{adapter.package} {_read_version(adapter)}"] for name, adapter in self.items()]
         return rows + [
             [one_line(name), f"cannot be used: {one_line(str(error))}"] for name, error in self.broken.items()
         ]
@@ -53,7 +53,7 @@ class Adapters(Shown, dict[str, Adapter]):
         yield dict(self._rows())
 
 
-def _version(adapter: Adapter) -> str:
+def _read_version(adapter: Adapter) -> str:
     """Return the version of a framework, which is not imported for it."""
     if sys.modules.get(adapter.package) is None:
         return "(not imported)"
@@ -87,11 +87,11 @@ def adapters() -> Adapters:
     plugins = dict.fromkeys(registry.load_all().values())
     found = Adapters()
     found.update({adapter.name: adapter for adapter in registry.adapters()})
-    found.notes += registry.left_out()
+    found.notes += registry.describe_excluded()
     for plugin in plugins:
         found.notes += plugin.notes
         if plugin.broken is not None:
             found.broken[str(plugin)] = error_of(plugin)
-            if strict():
+            if is_strict():
                 raise found.broken[str(plugin)]
     return found

@@ -24,14 +24,14 @@ from dlx.errors import PluginError
 class Loader:
     """Finds plugins, loads each when it is first needed and calls `changed` then, and remembers broken ones."""
 
-    def __init__(self, built_in: Mapping[str, str], changed: Callable[[], None]) -> None:
+    def __init__(self, built_in: Mapping[str, str], on_change: Callable[[], None]) -> None:
         self._lock: threading.RLock | None = None
-        self._changed = changed
+        self._on_change = on_change
         self._scanned = False
-        self._scans_first = bool(plugins.allowed())  # those that are chosen may replace what is built in
+        self._scans_first = bool(plugins.read_allowed())  # those that are chosen may replace what is built in
         # By root package or another name for it; ``"root (distribution)"`` where it is another one's.
-        self.plugins = {root: plugin for plugin in plugins.own(built_in) for root in plugin.names}
-        self.left_out: dict[str, str] = {}  # root package -> sentence about ``DLX_LOAD_PLUGINS``
+        self.plugins = {root: plugin for plugin in plugins.list_built_in(built_in) for root in plugin.names}
+        self.excluded: dict[str, str] = {}  # root package -> sentence about ``DLX_LOAD_PLUGINS``
 
     def has(self, root: str) -> bool:
         """Return whether there is a plugin for a root package; reads the entry points where that may depend on them."""
@@ -44,17 +44,17 @@ class Loader:
         with lock_of(self):
             if self._scanned:
                 return
-            allowed = plugins.allowed()
+            allowed = plugins.read_allowed()
             unknown = set(allowed or ()) - {OURS}
             found = dict(self.plugins)
             for plugin in plugins.discover():
-                owner = plugins.normalized(plugin.distribution)
+                owner = plugins.normalize_name(plugin.distribution)
                 unknown.discard(owner)
                 if allowed is None or owner in allowed or plugin.broken is not None:
-                    _enter(plugin, found, chosen=allowed is not None)
+                    _add_plugin(plugin, found, chosen=allowed is not None)
                 else:
                     said = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {plugin.distribution} out"
-                    self.left_out |= {root: f"{said}, which has {root!r}" for root in plugin.names}
+                    self.excluded |= {root: f"{said}, which has {root!r}" for root in plugin.names}
             for name in sorted(unknown):
                 error = PluginError(f"DLX_LOAD_PLUGINS names {name!r}, and no such distribution offers adapters")
                 found[f"({name})"] = Plugin("none", object, name, broken=error)
@@ -65,57 +65,57 @@ class Loader:
         """Load a plugin, once, and return it; what goes wrong is remembered in it."""
         plugin = self.plugins[root]
         me = os.getpid(), threading.get_ident()  # a thread of a forked child may have the number of one of its parent
-        if plugin.loaded or me in plugin.loading:  # a plugin that converts something while it is loaded
+        if plugin.is_loaded or me in plugin.loading:  # a plugin that converts something while it is loaded
             return plugin
         collects = gc.isenabled()
         try:
             gc.disable()  # as in dlx/__init__.py
             plugin.loading.add(me)  # inside: an interrupt may come after it
-            adapters = self._ask(plugin)  # outside of our lock: importing takes locks of its own
+            adapters = self._load_adapters(plugin)  # outside of our lock: importing takes locks of its own
             for root in {claim.partition(".")[0] for claim in _claims(adapters)} & self.plugins.keys():
                 self.load(root)  # a package's own plugin comes before others that claim its types
             with lock_of(self):
-                if not plugin.loaded:
+                if not plugin.is_loaded:
                     self._check_claims(plugin, adapters)
                     plugin.adapters = adapters
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:  # whatever a plugin does wrong stays its own
             with lock_of(self):
-                if not plugin.loaded:
+                if not plugin.is_loaded:
                     plugin.broken = error
         finally:
             if collects:
                 gc.enable()
             plugin.loading.discard(me)
             with lock_of(self):
-                self._changed()
+                self._on_change()
         return plugin
 
-    def need(self, root: str) -> Plugin:
+    def require(self, root: str) -> Plugin:
         """Load the plugin for a root package; where plugins are strict, raise what is wrong with any for it."""
         plugin = self.load(root)
-        if plugins.strict():
-            for each in self.unique():
+        if plugins.is_strict():
+            for each in self.list_plugins():
                 if each.broken is not None and root in each.names:
                     raise error_of(each)
         return plugin
 
-    def need_imported(self) -> None:
+    def load_imported(self) -> None:
         """Load the plugins of all packages that are imported."""
         for root, plugin in list(self.plugins.items()):  # another thread may be scanning
-            if root in sys.modules and not plugin.loaded:
-                self.need(root)
+            if root in sys.modules and not plugin.is_loaded:
+                self.require(root)
 
-    def unique(self) -> list[Plugin]:
+    def list_plugins(self) -> list[Plugin]:
         """Return every plugin that is known."""
         return list(dict.fromkeys(list(self.plugins.values())))  # at once: another thread may be scanning
 
     def plugin_of(self, adapter: Adapter) -> Plugin | None:
         """Return the plugin that brought an adapter."""
-        return next((plugin for plugin in self.unique() if adapter in plugin.adapters), None)
+        return next((plugin for plugin in self.list_plugins() if adapter in plugin.adapters), None)
 
-    def _ask(self, plugin: Plugin) -> tuple[Adapter, ...]:
+    def _load_adapters(self, plugin: Plugin) -> tuple[Adapter, ...]:
         """Import a plugin and ask its hook. Two threads at a time may both ask; one answer is kept."""
         restore_modules()
         start, before = time.perf_counter(), set(sys.modules)
@@ -129,21 +129,21 @@ class Loader:
             if not isinstance(module, ModuleType):
                 fix = f'Name the module in its entry point: {plugin.names[0]} = "{plugin.module.partition(":")[0]}".'
             raise PluginError("it has no hook dlx_adapters", fix=fix)
-        adapters = plugins.checked(plugin, manager.hook.dlx_adapters())
+        adapters = plugins.check_adapters(plugin, manager.hook.dlx_adapters())
         frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | set(self.plugins)
         if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
             note = (
                 f"loading {plugin} imports {eager}, which took {seconds * 1e3:.0f} ms and happens in every listing: "
                 f"import {eager} inside functions only, and keep the plugin out of its framework's package"
             )
-            if plugins.strict():
+            if plugins.is_strict():
                 raise PluginError(note)
             plugin.notes[:] = [note]
         return adapters
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:
         """Refuse a plugin that claims what another one has: the first one keeps it, and dlx's own in any case."""
-        taken = {claim: other for other in self.unique() for claim in _claims(other.adapters)}
+        taken = {claim: other for other in self.list_plugins() for claim in _claims(other.adapters)}
         for claim in sorted(_claims(adapters) & taken.keys()):
             if plugin.distribution != OURS:
                 raise _conflict(taken[claim], plugin, claim)
@@ -151,7 +151,7 @@ class Loader:
             other.broken, other.adapters = _conflict(plugin, other, claim), ()
 
 
-def _enter(plugin: Plugin, found: dict[str, Plugin], *, chosen: bool) -> None:
+def _add_plugin(plugin: Plugin, found: dict[str, Plugin], *, chosen: bool) -> None:
     """Give a plugin its root packages. One for a package of dlx is refused, unless the user chose it; of two, both."""
     for root in plugin.names:
         known = found.setdefault(root, plugin)

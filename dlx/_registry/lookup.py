@@ -36,7 +36,7 @@ from dlx._registry.built_in import HANDLERS
 from dlx._registry.built_in import LIST as LIST
 from dlx._registry.built_in import TUPLE as TUPLE
 from dlx._registry.handlers import Keys, abstract_handler, record_handler, subclass_handler
-from dlx._registry.registry import HELD, NOT_INSPECTED, registry
+from dlx._registry.registry import CONVERT_CONTENTS, NOT_INSPECTED, registry
 from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -64,12 +64,12 @@ def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
     keys = Keys(children if named else range(len(children)))
-    keys.kept = rebuild, named
+    keys.context = rebuild, named
     return keys, list(children.values()) if named else list(children)
 
 
 def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    rebuild, named = keys.kept
+    rebuild, named = keys.context
     return rebuild(dict(zip(keys, children, strict=True)) if named else children)
 
 
@@ -79,7 +79,7 @@ OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
 
 
-def _open_arrow(obj: Any) -> tuple[None, list[Any]]:
+def _flatten_arrow(obj: Any) -> tuple[None, list[Any]]:
     try:
         return None, [arrow.read_columns(obj)]
     except DlxError as error:  # pandas and xarray need pyarrow for it
@@ -88,11 +88,11 @@ def _open_arrow(obj: Any) -> tuple[None, list[Any]]:
 
 
 # What gives out Arrow data: only that shows whether it is a table, whose columns become a dict, or a column.
-ARROW = Container(kind="wrapper", flatten=_open_arrow)
+ARROW = Container(kind="wrapper", flatten=_flatten_arrow)
 
 PLAIN = Kind(None, None, "plain")
 NOT_TAKEN_APART = "the container cannot be taken apart:"
-ASKED = ("unknown", "refused")  # verdicts of types whose objects are asked
+_CHECKED_PER_OBJECT = ("unknown", "refused")  # verdicts of types whose objects are asked
 _UNKNOWN = Kind(None, None, "unknown")
 _RAISES = Kind(None, None, "unknown")  # a type that raises when it is looked at: it is looked at again
 _ARRAYS: dict[Adapter, Kind] = {
@@ -131,7 +131,7 @@ def kind(cls: type) -> Kind:
             if found is not _RAISES:
                 kinds.keep(cls, found)
         handler = found.handler
-        if handler is not None and not handler.types and handler is not OWN and _speaks(cls):
+        if handler is not None and not handler.types and handler is not OWN and _has_array_protocol(cls):
             return Kind(found.adapter, None, "unknown")  # the attribute may have been added since
     return found
 
@@ -140,10 +140,10 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
     """Return what an object is. `strict`: refuse what is unknown, too; None: refuse nothing, not even by name."""
     if found is None:
         found = kind(type(obj))
-    if found.verdict not in ASKED:
+    if found.verdict not in _CHECKED_PER_OBJECT:
         return found
     try:
-        adapter = _by_protocol(obj)
+        adapter = _find_by_protocol(obj)
         if adapter is None and found.refusal is not None and _has_buffer(obj):
             adapter = generic.BUFFER
         found = found if adapter is None else _ARRAYS[adapter]
@@ -163,7 +163,7 @@ def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adap
     """Return the array that an object is or stands for (as a DataArray of xarray does), and its adapter."""
     if found is None:
         found = kind(type(obj))
-    adapter = _adapter(obj, found)
+    adapter = _find_adapter(obj, found)
     if adapter is not None and not (adapter is generic.ARROW and found.handler is not None):
         return obj, adapter
     inside, handler = unwrap(obj, **parts)
@@ -174,18 +174,18 @@ def source(obj: Any, found: Kind | None = None, **parts: Any) -> tuple[Any, Adap
 
 def adapter_of(obj: Any) -> Adapter | None:
     """Return the adapter of an object that is an array, a buffer included; None for any other object."""
-    return _adapter(obj, kind(type(obj)))
+    return _find_adapter(obj, kind(type(obj)))
 
 
-def _adapter(obj: Any, found: Kind) -> Adapter | None:
+def _find_adapter(obj: Any, found: Kind) -> Adapter | None:
     try:
         adapter = registry.owner(type(obj)) if found is _RAISES else found.adapter
-        return adapter or _by_protocol(obj) or (generic.BUFFER if _has_buffer(obj) else None)
+        return adapter or _find_by_protocol(obj) or (generic.BUFFER if _has_buffer(obj) else None)
     except DlxError:
         raise
     except Exception as error:
         name = type_name(type(obj))
-        raise foreign_error(NOT_INSPECTED, error, AdapterNotFoundError, source=name, fix=HELD) from error
+        raise foreign_error(NOT_INSPECTED, error, AdapterNotFoundError, source=name, fix=CONVERT_CONTENTS) from error
 
 
 def is_built_in(cls: type) -> bool:
@@ -212,7 +212,7 @@ def _classify(cls: type) -> Kind:
         handler = VIEW
     else:
         handler = registry.declared_handler(cls)
-    if handler is None and adapter is None and not _speaks(cls) and not derives(cls, _LEAVES):
+    if handler is None and adapter is None and not _has_array_protocol(cls) and not derives(cls, _LEAVES):
         if arrow.has_interface(cls):
             handler = ARROW
         elif (refused := refusal(cls)) is None:
@@ -227,12 +227,12 @@ def _classify(cls: type) -> Kind:
     return _UNKNOWN if refused is None else Kind(None, None, "refused", refused)
 
 
-def _speaks(cls: type) -> bool:
+def _has_array_protocol(cls: type) -> bool:
     """Return whether objects of a type are arrays by a protocol that needs no adapter."""
     return hasattr(cls, "__dlpack__") or hasattr(cls, "__array_interface__")
 
 
-def _by_protocol(obj: Any) -> Adapter | None:
+def _find_by_protocol(obj: Any) -> Adapter | None:
     """Return the adapter of an object's first protocol; never ``__array__``, which may copy or move without saying."""
     cls = type(obj)
     if hasattr(cls, "__dlpack__"):
@@ -299,7 +299,7 @@ def not_an_array(obj: Any) -> DlxError:
         reason = "it is a container, and one array is needed"
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     else:
-        fix = HELD if "." in name else "Give an array, or an object with a buffer such as bytes."
+        fix = CONVERT_CONTENTS if "." in name else "Give an array, or an object with a buffer such as bytes."
         try:
             known = explain(type(obj))
             if known.reason:

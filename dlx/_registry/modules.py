@@ -37,13 +37,13 @@ _SPARE = 64  # elements of a probe's memory
 
 
 class ModuleAdapter(Adapter):
-    """A module with ``from_dlpack``, with what `probed` has seen of it; `generic` knows objects with ``__dlpack__``."""
+    """A module with ``from_dlpack``, as `probe_module` has found it; `generic` is the adapter of ``__dlpack__``."""
 
-    def __init__(self, module: ModuleType, kind: type, stated: Capabilities, generic: Adapter) -> None:
+    def __init__(self, module: ModuleType, kind: type, capabilities: Capabilities, generic: Adapter) -> None:
         self.name = self.package = module.__name__
-        self.kind, self.stated, self.generic = kind, stated, generic
+        self.kind, self._capabilities, self.generic = kind, capabilities, generic
         self._classes = (kind,)
-        names = {name: name for name in stated.dtypes or ()}
+        names = {name: name for name in capabilities.dtypes or ()}
         if not hasattr(module, "bool"):
             names |= {name: "bool_" for name in names if name == "bool"}
         self.dtypes = DTypes(self.package, names)
@@ -52,13 +52,13 @@ class ModuleAdapter(Adapter):
         return self.generic.describe(obj)._replace(info=None)
 
     def capabilities(self) -> Capabilities:
-        return self.stated
+        return self._capabilities
 
     def load(self, tensor: Tensor) -> Any:
         return sys.modules[self.package].from_dlpack(tensor)
 
 
-def importable(name: str) -> ModuleType | None:
+def import_known(name: str) -> ModuleType | None:
     """Return the module of a name that is imported already, or is known in `INSTALL`; None if there is none.
 
     No other name is imported: it may be a mistyped one, and any module of the working folder would run.
@@ -101,26 +101,26 @@ def import_framework(package: str, target: str, install: str) -> None:
         raise foreign_error(what, error, FrameworkNotInstalledError, target=target, fix=fix) from error
 
 
-def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
+def probe_module(module: ModuleType, generic: Adapter) -> ModuleAdapter:
     """Return the adapter of a module with ``from_dlpack``, which is called some thirty times."""
     probe = _Probe(module)
-    dtypes = frozenset(name for name in _DTYPES if probe.takes(name))
+    dtypes = frozenset(name for name in _DTYPES if probe.accepts(name))
     if not dtypes:
         reason = f"{module.__name__}.from_dlpack takes no array in host memory: {probe.why}"
         raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it imports from.")
     plain = "float32" if "float32" in dtypes else min(dtypes)
-    shares = all(probe.takes(name, sharing=True) for name in dtypes)  # one that goes by numpy may copy some
-    takes = functools.partial(probe.takes, plain, sharing=shares)
-    stated = Capabilities(
+    shares = all(probe.accepts(name, sharing=True) for name in dtypes)  # one that goes by numpy may copy some
+    accepts = functools.partial(probe.accepts, plain, sharing=shares)
+    capabilities = Capabilities(
         dtypes=dtypes,
-        layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if takes(shape, strides)),
-        min_alignment=0 if takes(shift=1) else 64,
-        ndims=(0 if takes(()) else 1, max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))])),
-        keeps_readonly=takes(readonly=True),
+        layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if accepts(shape, strides)),
+        min_alignment=0 if accepts(shift=1) else 64,
+        ndims=(0 if accepts(()) else 1, max([2, *(ndim for ndim in _NDIMS if accepts((1,) * ndim))])),
+        keeps_readonly=accepts(readonly=True),
         copies=not shares,
         empty_extents="addressed",
     )
-    return ModuleAdapter(module, probe.kind, stated, generic)
+    return ModuleAdapter(module, probe.kind, capabilities, generic)
 
 
 class _Probe:
@@ -131,7 +131,7 @@ class _Probe:
         self.kind: type = object
         self.why = ""  # it did not take the last one that it did not take
 
-    def takes(
+    def accepts(
         self,
         name: str,
         shape: Sequence[int] = (2, 3),

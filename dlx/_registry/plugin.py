@@ -86,12 +86,12 @@ class Plugin:
         return f"{self.module} ({self.distribution})"
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether it needs no loading any more."""
         return bool(self.adapters) or self.broken is not None
 
 
-def own(table: Mapping[str, str]) -> list[Plugin]:
+def list_built_in(table: Mapping[str, str]) -> list[Plugin]:
     """Return the plugins of a table {root package: module}, all of dlx's own distribution."""
     modules = {module: functools.partial(importlib.import_module, module) for module in table.values()}
     return [
@@ -119,23 +119,23 @@ def discover() -> list[Plugin]:
     found: dict[tuple[str, str], Plugin] = {}
     for entry in entries:
         owner = (entry.dist and entry.dist.name) or "an unknown distribution"
-        plugin = found.setdefault((entry.value, normalized(owner)), Plugin(entry.value, entry.load, owner))
+        plugin = found.setdefault((entry.value, normalize_name(owner)), Plugin(entry.value, entry.load, owner))
         plugin.names.append(entry.name)
     return list(found.values())
 
 
-def allowed() -> frozenset[str] | None:
+def read_allowed() -> frozenset[str] | None:
     """Return the distributions that ``DLX_LOAD_PLUGINS`` names, normalized; None if it is not set: all are allowed."""
     words = os.environ.get("DLX_LOAD_PLUGINS")
-    return None if words is None else frozenset(normalized(word) for word in words.split(",") if word.strip())
+    return None if words is None else frozenset(normalize_name(word) for word in words.split(",") if word.strip())
 
 
-def strict() -> bool:
+def is_strict() -> bool:
     """Return whether ``DLX_STRICT_PLUGINS`` is set, so that what is wrong with a plugin is raised at once."""
     return os.environ.get("DLX_STRICT_PLUGINS", "0") not in ("", "0")
 
 
-def normalized(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a distribution's name as package indices compare it."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
@@ -160,7 +160,7 @@ _PARTS: dict[str, tuple[type, bool]] = {
 _FAST_PATH: dict[str, type] = {"types": str, "checked_dtypes": str, "conditions": tuple, "guards": Guard}
 
 
-def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
+def check_adapters(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
     """Return the adapters that a plugin's hooks gave, or raise a `PluginError` that says what is wrong with them."""
     found: list[Any] = []
     for answer in answers:
@@ -178,7 +178,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
         _check_facts(adapter)
         if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
-    if plugin.names and not any(_named(name, adapter) for name in plugin.names for adapter in found):
+    if plugin.names and not any(_matches_entry(name, adapter) for name in plugin.names for adapter in found):
         raise PluginError(
             f"its entry point is named {plugin.names[0]!r}, which is no package of its adapters",
             fix=f'Name it after the package of the arrays: {found[0].package} = "{plugin.module}".',
@@ -186,7 +186,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
     return tuple(found)
 
 
-def _named(name: str, adapter: Adapter) -> bool:
+def _matches_entry(name: str, adapter: Adapter) -> bool:
     """Return whether an adapter is found by the name of an entry point: its own, or a package of its types."""
     types = [*adapter.types, *(each for container in adapter.containers for each in container.types)]
     return any(f"{each}.".startswith(f"{name}.") for each in (adapter.name, adapter.package, *types))
@@ -242,7 +242,7 @@ def error_of(plugin: Plugin) -> PluginError:
     elif isinstance(cause, ModuleNotFoundError) and missing and f"{module}.".startswith(f"{missing}."):
         said = f"is gone: its entry point names the module {module}, and there is none"
         fix = f"Install {OURS} again." if plugin.distribution == OURS else f"Uninstall or repair {plugin.distribution}."
-    elif _is_of_dlx(cause):
+    elif _lacks_dlx_name(cause):
         said = f"was written for another dlx than this one ({__version__}): {message_of(cause)}"
         fix = f"Update {OURS} or {plugin.distribution}."
     else:
@@ -253,7 +253,7 @@ def error_of(plugin: Plugin) -> PluginError:
     return error
 
 
-def _is_of_dlx(cause: BaseException) -> bool:
+def _lacks_dlx_name(cause: BaseException) -> bool:
     """Return whether what a plugin did not find is something of dlx."""
     if isinstance(cause, ImportError):
         name = cause.name

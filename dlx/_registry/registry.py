@@ -15,7 +15,7 @@ from dlx._core.stream import Stream, handle_of, with_keeper
 from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalized
+from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalize_name
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.keywords import UNCHANGED
 from dlx._support.locks import lock_of
@@ -33,7 +33,7 @@ from dlx._support.reflect import (
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
-HELD = "Convert an array that it holds."  # what to do about an object that is no array
+CONVERT_CONTENTS = "Convert an array that it holds."  # what to do about an object that is no array
 NOT_INSPECTED = "its type cannot be looked at:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
@@ -81,34 +81,34 @@ class Registry:
     def adapters(self) -> Iterator[Adapter]:
         """Give the adapters that are loaded, `dlx.Tensor`'s first, those of mere modules last."""
         yield generic.TENSOR
-        for plugin in self._loader.unique():
+        for plugin in self._loader.list_plugins():
             yield from plugin.adapters
         yield from (each for each in [*self._modules.values()] if isinstance(each, modules.ModuleAdapter))
 
-    def of_package(self, module: str) -> Iterator[Adapter]:
+    def iterate_package(self, module: str) -> Iterator[Adapter]:
         """Give the adapters of a module's package, and those whose dtypes come from there (numpy's of ml_dtypes)."""
         loader = self._loader
         for root in packages(module):
             if loader.has(root):
-                yield from loader.need(root).adapters
+                yield from loader.require(root).adapters
         root = next(packages(module))
         for adapter in self.adapters():
             if any(name.startswith(f"{root}.") for name in adapter.dtypes.extension.values()):
                 yield adapter
 
-    def imported(self) -> Iterator[Adapter]:
+    def iterate_imported(self) -> Iterator[Adapter]:
         """Give the adapters of all frameworks that are imported."""
         for root in [root for root in self._loader.plugins if root in sys.modules]:
-            yield from self._loader.need(root).adapters
+            yield from self._loader.require(root).adapters
 
     def load_all(self) -> dict[str, Plugin]:
         """Load every plugin; return them by root package, other names included."""
         self._loader.scan()
         return {root: self._loader.load(root) for root in list(self._loader.plugins)}
 
-    def left_out(self) -> list[str]:
+    def describe_excluded(self) -> list[str]:
         """Return a sentence for each framework whose plugin ``DLX_LOAD_PLUGINS`` leaves out."""
-        return list(self._loader.left_out.values())
+        return list(self._loader.excluded.values())
 
     def remark(self, adapter: Adapter, sentence: str) -> None:
         """Record a problem of an adapter that can still be used; listings and `dlx doctor` show it."""
@@ -148,13 +148,13 @@ class Registry:
         foreign = {root for root in roots if "." not in root} - _NO_PLUGINS
         for root in foreign:
             loader.has(root)
-        needed = [loader.need(root) for root in sorted(roots & loader.plugins.keys())]
-        owner = self._owner(kind)
+        needed = [loader.require(root) for root in sorted(roots & loader.plugins.keys())]
+        owner = self._find_owner(kind)
         if owner is None and foreign:
             # It may be registered as an array of a package that is imported, whose plugin is not loaded yet.
             before = self.generation
-            loader.need_imported()
-            owner = self._owner(kind) if self.generation != before else None
+            loader.load_imported()
+            owner = self._find_owner(kind) if self.generation != before else None
         broken = [plugin for plugin in needed if plugin.broken is not None]
         if owner is not None:
             self._renew(owner)
@@ -168,23 +168,23 @@ class Registry:
         found = (self._loader.plugins.get(root) for root in roots)
         broken = (plugin for plugin in found if plugin is not None and plugin.broken is not None)
         error = next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
-        return error or next(filter(None, map(self._misnamed, roots)), None)
+        return error or next(filter(None, map(self._find_misnamed, roots)), None)
 
-    def _misnamed(self, root: str) -> PluginError | None:
+    def _find_misnamed(self, root: str) -> PluginError | None:
         """Return the error of a broken plugin of a distribution named after a package, ``dlx-lib`` or ``lib``."""
         if root.partition(".")[0] in _NO_PLUGINS:
             return None
         for name, plugin in list(self._loader.plugins.items()):
-            owner = normalized(plugin.distribution)
-            if plugin.distribution == OURS or owner.removeprefix("dlx-") != normalized(root):
+            owner = normalize_name(plugin.distribution)
+            if plugin.distribution == OURS or owner.removeprefix("dlx-") != normalize_name(root):
                 continue
-            if normalized(name) == owner:
+            if normalize_name(name) == owner:
                 self._loader.load(name)
             if plugin.broken is not None:
                 return error_of(plugin)
         return None
 
-    def _owner(self, kind: type) -> Adapter | None:
+    def _find_owner(self, kind: type) -> Adapter | None:
         """The adapter whose type comes first in the method resolution order; virtual subclasses last."""
         listed = [(adapter, self._classes(adapter)) for adapter in self.adapters()]
         for cls in kind.__mro__:
@@ -204,7 +204,7 @@ class Registry:
 
     def declared_handler(self, kind: type) -> Container | None:
         """Return the handler that an adapter declares for a type or its nearest base; None if there is none."""
-        self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
+        self._loader.load_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
             for adapter in self.adapters()
@@ -221,7 +221,9 @@ class Registry:
             target, module = known
             source = target.source
             if sys.modules.get(source.package) is module:  # else it is imported anew
-                current = target if not source.dtypes.switches or target.unswitched() else self.ready(source, kind)
+                current = (
+                    target if not source.dtypes.switches or target.has_same_switches() else self.ready(source, kind)
+                )
                 if current is not None:
                     return current
         target = self._by_name(to) if kind is None else self._by_type(kind)
@@ -240,7 +242,7 @@ class Registry:
             if kind in self._classes(adapter):
                 fix = f"Say to={self._name_of(adapter)!r}."
                 raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
-        fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
+        fix = self._list_targets() if adapter is None else f"Say to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
     def _by_name(self, to: Any) -> Target:
@@ -251,23 +253,23 @@ class Registry:
             shown = f"module {to.__name__}"
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
-            raise TypeError(f"to must be a name, a module or an array type, found {_describe_wrong(to)}")
+            raise TypeError(f"to must be a name, a module or an array type, found {_describe_invalid(to)}")
         if name in _OWN:
             return cast("Target", self.ready(_OWN[name]))
         if not loader.has(name):
             target = self._by_module(to)
             if target is not None:
                 return target
-            if misnamed := self._misnamed(name):
+            if misnamed := self._find_misnamed(name):
                 raise misnamed
-            known = self._known()
-            hint = f"{loader.left_out[name]}." if name in loader.left_out else _guess(name, self._names())
+            known = self._list_targets()
+            hint = f"{loader.excluded[name]}." if name in loader.excluded else _guess(name, self._target_names())
             fix = f"{hint} {known}".strip()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
-        plugin = loader.need(name)
+        plugin = loader.require(name)
         if plugin.broken is not None:
             raise error_of(plugin)
-        if not plugin.loaded:
+        if not plugin.is_loaded:
             why = f"the adapter for {name!r} is being loaded, and this call interrupts that, as a signal handler may"
             raise PluginError(why, target=name, fix="Convert something to it before.")
         for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
@@ -275,15 +277,15 @@ class Registry:
             target = self.ready(adapter)
             if target is not None:
                 return target
-        raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
+        raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._list_targets())
 
     def _by_module(self, to: str | ModuleType) -> Target | None:
         """Return the target that a module with ``from_dlpack`` is; None where there is none of it."""
-        module = modules.importable(to) if isinstance(to, str) else to
+        module = modules.import_known(to) if isinstance(to, str) else to
         if module is None or not callable(getattr(module, "from_dlpack", None)):
             return None
         if module not in self._modules:
-            made = modules.probed(module, generic.DLPACK)
+            made = modules.probe_module(module, generic.DLPACK)
             known = self.owner(made.kind)  # a module around a framework: array_api_compat.torch
             self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
             self._forget()
@@ -316,10 +318,10 @@ class Registry:
         plugin = self._loader.plugin_of(adapter)
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
-    def _known(self) -> str:
-        return f"Known targets: {', '.join(self._names())}."
+    def _list_targets(self) -> str:
+        return f"Known targets: {', '.join(self._target_names())}."
 
-    def _names(self) -> list[str]:
+    def _target_names(self) -> list[str]:
         self._loader.scan()
         sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
@@ -327,7 +329,7 @@ class Registry:
 
 def _guess(name: str, names: list[str]) -> str:
     """Return a sentence on the target that an unknown name may mean, or nothing."""
-    if _is(Device, name):
+    if _is_valid(Device, name):
         return f"It is a device: say device={name!r}, and the framework in to=."
     word = name.lower().replace("-", "_").partition(".")[0]
     long = _SHORT.get(word, word)
@@ -336,7 +338,7 @@ def _guess(name: str, names: list[str]) -> str:
     return f"{long} has no adapter here." if word in _SHORT else did_you_mean(word, names)
 
 
-def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
+def _is_valid(kind: type[Device] | type[DType], obj: Any) -> bool:
     """Return whether an object or a name stands for a device or a dtype."""
     try:
         kind(obj)
@@ -345,14 +347,14 @@ def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
     return True
 
 
-def _describe_wrong(to: Any) -> str:
+def _describe_invalid(to: Any) -> str:
     """Return the type of what is no target, and what to do where it is a device or a dtype."""
     shown = type_name(type(to))
     if type(to) in (int, tuple, list):  # which a device or a dtype can be written as
         return shown
-    if _is(Device, to):
+    if _is_valid(Device, to):
         return f"{shown}. Say device= for a device"
-    return f"{shown}. {UNCHANGED}" if _is(DType, to) else shown
+    return f"{shown}. {UNCHANGED}" if _is_valid(DType, to) else shown
 
 
 def _import(adapter: Adapter) -> None:

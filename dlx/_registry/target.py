@@ -24,7 +24,7 @@ class Target:
         self.name, self.storage = adapter.name, adapter.dtypes.storage
         self.word = word_of(adapter)
         self.arrays = f"{self.name} {self.word}s"  # what to call several of its arrays
-        self._struct = as_struct(capabilities)
+        self._struct = build_struct(capabilities)
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then the fast path serves `FastPath.imports` only.
         self.varies = kind is None and type(adapter).variant is not Adapter.variant
@@ -34,7 +34,7 @@ class Target:
         self.decisions: dict[Any, Any] = {}  # what the planner has decided for arrays of a layout
         self.request: Any = None  # the engine's, of calls that name the target and no option
 
-    def unswitched(self) -> bool:
+    def has_same_switches(self) -> bool:
         """Return whether everything that the capabilities depend on has the value, in this thread, that it had."""
         return self.switches == tuple([getattr(owner, name, None) for owner, name in self._places])
 
@@ -46,10 +46,10 @@ class Target:
         if adapter is self.adapter:
             return self
         if adapter not in self._variants:
-            made = target_of(adapter, source=self.source)
-            assert made is not None
-            made.name, made.arrays = self.name, self.arrays  # what was asked for
-            self._variants[adapter] = made
+            consumer = target_of(adapter, source=self.source)
+            assert consumer is not None
+            consumer.name, consumer.arrays = self.name, self.arrays  # what was asked for
+            self._variants[adapter] = consumer
         return self._variants[adapter]
 
     def check(self, tensor: Tensor) -> int:
@@ -61,7 +61,7 @@ class Target:
         taken = self.capabilities.dtypes
         return self.adapter.dtypes.known() if taken is None else taken
 
-    def storage_as_wide(self) -> dict[str, str]:
+    def equal_width_storage(self) -> dict[str, str]:
         """Return the storage dtypes of the fast path that are as wide as what they stand for."""
         stored = self.adapter.dtypes.table_storage
         return {name: wide for name, wide in stored.items() if DType(name).bits == DType(wide).bits}
@@ -69,16 +69,18 @@ class Target:
     def fast_path_struct(self) -> Any:
         """Return the C struct of what the fast path may hand over, or None; its caller keeps it alive."""
         path = self.adapter.fast_path
-        stated = path.imports if path is not None else None
-        if not isinstance(stated, Capabilities):
-            stated = None if self.varies else self.capabilities
-        if stated is None or self.capabilities.home is not None:
+        capabilities = path.imports if path is not None else None
+        if not isinstance(capabilities, Capabilities):
+            capabilities = None if self.varies else self.capabilities
+        if capabilities is None or self.capabilities.home is not None:
             return None
-        known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
+        known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.equal_width_storage().keys()
         copies = self.capabilities.copies
         if not isinstance(copies, bool):
             known -= copies.keys()
-        return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
+        return build_struct(
+            capabilities if capabilities.dtypes is None else replace(capabilities, dtypes=capabilities.dtypes & known)
+        )
 
 
 def word_of(adapter: Adapter) -> str:
@@ -89,12 +91,12 @@ def word_of(adapter: Adapter) -> str:
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:
     """Return an adapter as a target, for one of its types or for all; None where its framework takes no arrays."""
-    made = adapter if kind is None else adapter.variant(kind)
-    stated = made.capabilities()
-    if stated is None:
+    consumer = adapter if kind is None else adapter.variant(kind)
+    capabilities = consumer.capabilities()
+    if capabilities is None:
         return None
-    lowered = {name: value for name, value in made.lowered.items() if name in Capabilities.__dataclass_fields__}
-    return Target(made, replace(stated, **lowered), source or adapter, kind)
+    lowered = {name: value for name, value in consumer.lowered.items() if name in Capabilities.__dataclass_fields__}
+    return Target(consumer, replace(capabilities, **lowered), source or adapter, kind)
 
 
 def is_committed(source: Adapter, obj: Any) -> bool:
@@ -117,27 +119,27 @@ def switches_of(adapter: Adapter) -> tuple[Any, ...]:
     return tuple(getattr(owner, attribute, None) for owner, attribute in switch_places(adapter))
 
 
-def as_struct(stated: Capabilities) -> Any:
+def build_struct(capabilities: Capabilities) -> Any:
     """Fill the C struct by field name."""
     struct = ffi.new("dlx_capabilities *")
-    if stated.dtypes is not None and len(stated.dtypes) > len(struct.dtypes):
-        raise ValueError(f"at most {len(struct.dtypes)} dtypes can be told apart, found {len(stated.dtypes)}")
-    if stated.device_types is not None and not all(0 <= number < 32 for number in stated.device_types):
-        raise ValueError(f"device types are numbers from 0 to 31, found {sorted(stated.device_types)}")
+    if capabilities.dtypes is not None and len(capabilities.dtypes) > len(struct.dtypes):
+        raise ValueError(f"at most {len(struct.dtypes)} dtypes can be told apart, found {len(capabilities.dtypes)}")
+    if capabilities.device_types is not None and not all(0 <= number < 32 for number in capabilities.device_types):
+        raise ValueError(f"device types are numbers from 0 to 31, found {sorted(capabilities.device_types)}")
     struct.device_types = (
-        0xFFFFFFFF if stated.device_types is None else sum(1 << number for number in stated.device_types)
+        0xFFFFFFFF if capabilities.device_types is None else sum(1 << number for number in capabilities.device_types)
     )
-    struct.layouts = stated.layouts
-    struct.min_alignment = stated.min_alignment
-    struct.min_ndim, struct.max_ndim = stated.ndims
-    struct.keeps_readonly = stated.keeps_readonly or stated.copies is True
-    struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
-    struct.takes_null = stated.empty_extents != "addressed"
-    struct.empty_extents = EXTENTS[stated.empty_extents]
+    struct.layouts = capabilities.layouts
+    struct.min_alignment = capabilities.min_alignment
+    struct.min_ndim, struct.max_ndim = capabilities.ndims
+    struct.keeps_readonly = capabilities.keeps_readonly or capabilities.copies is True
+    struct.takes_packed, struct.takes_padded = capabilities.subbyte != "padded", capabilities.subbyte != "packed"
+    struct.takes_null = capabilities.empty_extents != "addressed"
+    struct.empty_extents = EXTENTS[capabilities.empty_extents]
     struct.n_dtypes = -1
-    if stated.dtypes is not None:
-        struct.n_dtypes = len(stated.dtypes)
-        for i, name in enumerate(sorted(stated.dtypes)):
+    if capabilities.dtypes is not None:
+        struct.n_dtypes = len(capabilities.dtypes)
+        for i, name in enumerate(sorted(capabilities.dtypes)):
             code, bits, lanes = DType(name)
             struct.dtypes[i] = code | bits << 8 | lanes << 16
     return struct

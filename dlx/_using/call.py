@@ -37,7 +37,7 @@ class Invocation:
         inputs.keep()
         self.args, self.work, self._writes = (*identity.kept, *positional), inputs.work, inputs.writes
         self.work.stays = caller is None or spec.lazy  # else a conversion orders the stream that is current then
-        self.sent, self.returned = inputs.convert_sent, Outputs(spec, request, identity, caller).returned
+        self.convert_sent, self.convert_result = inputs.convert_sent, Outputs(spec, request, identity, caller).convert
 
     def __enter__(self) -> Invocation:
         return self
@@ -54,7 +54,7 @@ class Invocation:
 
     def write_back(self) -> None:
         """Write what the function wrote to copies into the caller's arrays."""
-        self._writes.back()
+        self._writes.write_back()
 
 
 leave_out(Invocation.__init__, "what dlx.using returns")

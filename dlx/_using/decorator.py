@@ -180,7 +180,7 @@ def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     def calling(*args: Any, **options: Any) -> Any:
         result = compiled(args, options)
         if result is NotImplemented:
-            result = gradients.differentiated(spec, function, args, options)
+            result = gradients.call_recorded(spec, function, args, options)
         return plain(*args, **options) if result is NotImplemented else result
 
     return calling

@@ -65,25 +65,25 @@ class FunctionSpec:
         self.skipped = 1 if self.names[:1] in (["self"], ["cls"]) else 0
         self.writes = writes
 
-    def place(self, i: int) -> Place:
+    def locate_argument(self, i: int) -> Place:
         """Return the name of a positional argument's parameter, and where the argument is in there."""
         return (self.names[i], ()) if i < len(self.names) else (self.rest, (i - len(self.names),))
 
-    def parameter(self, path: tuple[Any, ...]) -> Place:
+    def locate(self, path: tuple[Any, ...]) -> Place:
         """Return a path in (args, options) as one that begins at a parameter."""
         kind, key, *inside = path
-        root, first = (str(key), ()) if kind else self.place(key + self.skipped)
+        root, first = (str(key), ()) if kind else self.locate_argument(key + self.skipped)
         return root, (*first, *inside)
 
     def is_written(self, i: int) -> bool:
         """Return whether the function is declared to write to a positional argument."""
-        return i in self.writes or self.place(i)[0] in self.writes
+        return i in self.writes or self.locate_argument(i)[0] in self.writes
 
     def is_option_written(self, name: str) -> bool:
         """Return whether the function is declared to write to an argument that is passed by name."""
         return name in self.writes or (self.options in self.writes and name not in self.by_name)
 
-    def written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
+    def find_written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
         """Return the addresses of arrays, and (path, buffer) of buffers, in the parameters that are written to."""
         arrays: set[int] = set()
         buffers: list[tuple[tuple[Any, ...], Any]] = []
@@ -107,18 +107,18 @@ class FunctionSpec:
         return arrays, buffers
 
 
-def tracked(source: Adapter, array: Any) -> bool:
+def is_tracked(source: Adapter, array: Any) -> bool:
     """Return whether what is computed from an array now is recorded by its framework, to be differentiated."""
     return source.gradients is not None and source.gradients.is_tracked(array)
 
 
-def fast_name(target: Target) -> Any:
+def fast_path_name(target: Target) -> Any:
     """Return the name by which the fast path converts results to a target; NotImplemented if it cannot."""
     is_known = target.adapter.fast_path is not None and registry.target(target.name) is target
     return target.name if is_known else NotImplemented
 
 
-def wrapping(target: Target) -> Any:
+def find_wrapper(target: Target) -> Any:
     """Return a container of a framework that wraps the same array anew on each access; None if there is none."""
     source = target.source
     return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)

@@ -15,7 +15,7 @@ from dlx._registry import lookup
 from dlx._registry.lookup import Kind, look
 from dlx._registry.target import Target
 from dlx._support.reflect import derives
-from dlx._using.function_spec import Place, wrapping
+from dlx._using.function_spec import Place, find_wrapper
 from dlx._views.base import name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -57,7 +57,7 @@ class Identity:
         self.recorded: Place | None = None  # an argument that the function's framework records
         self._arrays: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, its keys and children
-        self._source, self._wrapping = target.source, wrapping(target)
+        self._source, self._wrapping = target.source, find_wrapper(target)
         self._named: dict[Any, Any] | None = None
 
     def add(self, passed: Any, own: Any) -> None:
@@ -75,7 +75,7 @@ class Identity:
         """Give (what was passed, the caller's own) of all arrays."""
         yield from self._arrays.values()
 
-    def owned(self, known: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    def weak_owners(self, known: list[tuple[Any, Any]]) -> dict[Any, Any]:
         """Return `Scope.owned` for some arrays that were passed, and the caller's own."""
         owned: dict[Any, Any] = {}
         for passed, own in known:
@@ -88,7 +88,7 @@ class Identity:
         """Return whether the function got the caller's own arguments, no containers among them."""
         return not self._containers and all(passed is own for passed, own in self._arrays.values())
 
-    def passed(self, array: Any) -> Any:
+    def find_passed(self, array: Any) -> Any:
         """Return what was passed that an array of a result is, or another wrapper of; None if there is none."""
         found = self._arrays.get(id(array))
         if found is not None and found[0] is array:
@@ -102,13 +102,13 @@ class Identity:
 
     def own(self, array: Any) -> Any:
         """Return the caller's own array for one that was passed; of a column, whose caller has the table, itself."""
-        passed = self.passed(array)
+        passed = self.find_passed(array)
         own = array if passed is None else self._arrays[id(passed)][1]
         return array if type(own) is Column else own
 
     def stays(self, array: Any, target: Target | None) -> bool:
         """Return whether an array was passed and is not converted; `target`: what ``returns=`` names."""
-        passed = self.passed(array)
+        passed = self.find_passed(array)
         if passed is None or target is None:
             return passed is not None
         own = self._arrays[id(passed)][1]
@@ -131,7 +131,7 @@ class Identity:
             return None
         if derives(type(container), Set):  # unordered
             return own if {id(child) for child in children} == {id(child) for child in old} else None
-        if any(self.passed(child) is not None and not self.stays(child, target) for child in children):
+        if any(self.find_passed(child) is not None and not self.stays(child, target) for child in children):
             return None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None

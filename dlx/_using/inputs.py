@@ -13,7 +13,7 @@ from dlx._engine.request import Request
 from dlx._protocols.arrow import Column
 from dlx._registry.lookup import TUPLE, look
 from dlx._support.reflect import type_name
-from dlx._using.function_spec import FunctionSpec, Place, tracked
+from dlx._using.function_spec import FunctionSpec, Place, is_tracked
 from dlx._using.identity import CallTree, Identity
 from dlx._using.stream_context import Work
 from dlx._using.write_back import Writes
@@ -21,7 +21,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, DlxError
 
-Located = Callable[[tuple[Any, ...]], Place]
+Locate = Callable[[tuple[Any, ...]], Place]
 
 
 class Inputs:
@@ -36,16 +36,16 @@ class Inputs:
 
     def convert_arguments(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Return the arguments for the function."""
-        values, located = (args, options), self._spec.parameter
-        failures = Failures(self._request.target.name, located=located)
+        values, locate = (args, options), self._spec.locate
+        failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package)
-        self._declared, buffers = self._spec.written(tree)
+        self._declared, buffers = self._spec.find_written(tree)
         for at, buffer in buffers:
             if describe(buffer).readonly:
                 failures.add(self._not_writable(buffer), at)
-        batch = self._batch(tree, located)
+        batch = self._batch(tree, locate)
         self._last = tree, batch
-        return self._registered(tree, batch, located, (values, *values))
+        return self._convert_tree(tree, batch, locate, (values, *values))
 
     def convert_sent(self, value: Any) -> Any:
         """Return for a generator what its caller has sent."""
@@ -53,10 +53,10 @@ class Inputs:
         if what is None:
             return value
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
-        located = lambda path: ("", path if root is value else path[1:])  # noqa: E731
-        failures = Failures(self._request.target.name, located=located)
+        locate = lambda path: ("", path if root is value else path[1:])  # noqa: E731
+        failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(root, handler, failures, self._request.target.adapter.package)
-        made = self._registered(tree, self._batch(tree, located), located, () if root is value else (root,))
+        made = self._convert_tree(tree, self._batch(tree, locate), locate, () if root is value else (root,))
         return made if root is value else made[0]
 
     def undo(self, error: BaseException) -> None:
@@ -74,13 +74,13 @@ class Inputs:
         """Return whether an array is passed unchanged, with its graph; `detach` applies to all others."""
         return self._request.device is None and is_inside(array, source, self._request.target)
 
-    def _batch(self, tree: CallTree, located: Located) -> Batch:
+    def _batch(self, tree: CallTree, locate: Locate) -> Batch:
         """Return the conversion of the arrays of a tree; what must not be passed is added to its failures."""
         request, failures = self._request, tree.failures
         pairs = list(zip(tree.arrays, tree.sources, strict=True))
         some = [i for i, pair in enumerate(pairs) if not self._is_kept(*pair)]
         if self._spec.detach is None:
-            self._look_for_graphs(tree, some, located)
+            self._look_for_graphs(tree, some, locate)
         for i, (array, _) in enumerate(pairs):
             if id(array) in self._declared and i not in some and describe(array).readonly:
                 failures.add(self._not_writable(array), tree.path(i))
@@ -90,20 +90,20 @@ class Inputs:
         batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
         return batch
 
-    def _look_for_graphs(self, tree: CallTree, some: list[int], located: Located) -> None:
+    def _look_for_graphs(self, tree: CallTree, some: list[int], locate: Locate) -> None:
         """Refuse arrays that lose their graph; note where one is that keeps it."""
         for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
-            if not tracked(source, array):
+            if not is_tracked(source, array):
                 continue
             if i in some:
-                tree.failures.add(_untold(source, array, self._request.target.adapter), tree.path(i))
+                tree.failures.add(_gradient_error(source, array, self._request.target.adapter), tree.path(i))
             if is_inside(array, source, self._request.target):
-                self._identity.recorded = self._identity.recorded or located(tree.path(i))
+                self._identity.recorded = self._identity.recorded or locate(tree.path(i))
 
-    def _registered(self, tree: CallTree, batch: Batch, located: Located, skipped: tuple[Any, ...]) -> Any:
+    def _convert_tree(self, tree: CallTree, batch: Batch, locate: Locate, skipped: tuple[Any, ...]) -> Any:
         """Convert a tree, and register what was passed for what; `skipped`: containers that are not the caller's."""
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
-        with self.work.on_streams():
+        with self.work.set_for_conversion():
             converted = iter(enumerate(batch.run()))
         results: list[Any] = []
         columns: dict[int, Any] = {}  # of tables: address -> what was passed
@@ -111,19 +111,19 @@ class Inputs:
             new, on_host, declared = old, False, id(old) in self._declared
             if not self._is_kept(old, source):
                 n, new = next(converted)
-                on_host = batch.on_host(n)
-                if batch.copied(n):  # no write to a copy may be lost
-                    new = self.writes.copied(old, new, located(tree.path(i)), declared=declared)
+                on_host = batch.is_on_host(n)
+                if batch.is_copied(n):  # no write to a copy may be lost
+                    new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
             self._identity.add(new, old)
             self.seen.append((source, old, on_host))
             if type(old) is Column:
                 columns[id(old)] = new
             if declared:
-                self.writes.declared(source, old)
+                self.writes.add_declared(source, old)
         if self.writes:
             for i, (old, new) in enumerate(zip(tree.arrays, results, strict=True)):
-                self.writes.shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
+                self.writes.add_shared(old, new, locate(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
         made = tree.rebuild(results, self._request.target.name)
         for (own, keys, parts, _), (*_, new) in zip(before, tree.containers(), strict=True):
@@ -135,7 +135,7 @@ class Inputs:
         return not_writable().complete(source=type_name(type(array)), target=self._request.target.name)
 
 
-def _untold(source: Adapter, array: Any, target: Adapter) -> ConversionError:
+def _gradient_error(source: Adapter, array: Any, target: Adapter) -> ConversionError:
     """Return the error for an array that is tracked, if the function does not say what becomes of its gradients."""
     outer, inner = source.gradients, target.gradients
     both = outer is not None and outer.record is not None and inner is not None and inner.vjp is not None

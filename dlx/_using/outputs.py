@@ -18,7 +18,7 @@ from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import type_name
 from dlx._support.tracebacks import REFUSALS, shorten
-from dlx._using.function_spec import FunctionSpec, Place, fast_name, tracked
+from dlx._using.function_spec import FunctionSpec, Place, fast_path_name, is_tracked
 from dlx._using.identity import CallTree, Identity
 from dlx._views.factory import lazy_view, view_maker
 from dlx.adapter.base import Adapter
@@ -55,11 +55,11 @@ class Caller(NamedTuple):
         return cls(target, device, bool(held_there))
 
 
-def name_of_target(request: Request) -> str | None:
+def target_name(request: Request) -> str | None:
     """Return the name of a target, if results are host arrays that the fast path may convert; else None."""
     if request.device is not None and (request.device != HOST or request.target.adapter.placement is not None):
         return None
-    name = fast_name(request.target)
+    name = fast_path_name(request.target)
     return None if name is NotImplemented else name
 
 
@@ -70,11 +70,11 @@ class Views:
         self._device, self._inside = HOST if spec.returns is None else None, inside
         self.makers: dict[str, Any] = {}  # target -> `ViewMaker.view`, of elements that are committed to their device
 
-    def make(self, to: str, flags: int, committed: bool) -> Any:
+    def create_maker(self, to: str, flags: int, committed: bool) -> Any:
         """Return what makes the views for a target; `flags`: the options of the fast path."""
         inside, target = self._inside, registry.target(to)
         request = Request(target, self._device, None, inside.readonly, inside.detach, committed=bool(committed))
-        view = view_maker(request, name_of_target(request), flags).view
+        view = view_maker(request, target_name(request), flags).view
         if committed:
             self.makers[to] = view
         return view
@@ -87,7 +87,7 @@ class Outputs:
         self._spec, self._inside, self._identity, self._caller = spec, inside, identity, caller
         self._named = None if caller is None or spec.returns is None else caller.target  # arguments become it, too
 
-    def returned(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Convert a result for the caller."""
         what = lookup.look(value).part
         if self._caller is None and (what is None or self._identity.is_trivial()):
@@ -103,8 +103,8 @@ class Outputs:
                 return self._view(value, request)
         try:
             if isinstance(what, Container):
-                return self._converted(value, what, request)
-            return self._converted((value,), TUPLE, request, wrapped=True)[0]
+                return self._convert(value, what, request)
+            return self._convert((value,), TUPLE, request, wrapped=True)[0]
         except REFUSALS as error:
             shorten(error, own=False)
             raise
@@ -112,21 +112,21 @@ class Outputs:
     def _is_own(self, value: Any, handler: Container) -> bool:
         """Return whether a container and all that it holds are the caller's own."""
         identity = self._identity
-        if identity.passed(value) is not None or not identity.has_container(value):
-            return identity.passed(value) is not None
-        return identity.is_own(self._converted(value, handler, None), value)
+        if identity.find_passed(value) is not None or not identity.has_container(value):
+            return identity.find_passed(value) is not None
+        return identity.is_own(self._convert(value, handler, None), value)
 
     def _view(self, value: Any, request: Request) -> Any:
         """Return a lazy view of a container, which shows the caller's own arrays."""
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
-        owned = identity.owned(known)
+        owned = identity.weak_owners(known)
         return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
 
-    def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
+    def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one; without a request only put the caller's own arrays back."""
         identity, target = self._identity, self._inside.target if request is None else request.target
-        failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
+        failures = Failures(target.name, locate=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self._inside.target.adapter.package, None if request is None else False
         tree = CallTree(value, handler, failures, package, identity.kept, strict=strict)
         results = [identity.own(array) for array in tree.arrays]
@@ -151,12 +151,12 @@ class Outputs:
         ]
         if self._identity.recorded is not None:
             for i, array, source in zip(rest, some, sources, strict=True):
-                if tracked(source, array) and not is_inside(array, source, request.target):
-                    tree.failures.add(_cut(source, array, self._identity.recorded), tree.path(i))
-        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, name_of_target(request))
+                if is_tracked(source, array) and not is_inside(array, source, request.target):
+                    tree.failures.add(_gradient_error(source, array, self._identity.recorded), tree.path(i))
+        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, target_name(request))
 
 
-def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:
+def _gradient_error(source: Adapter, array: Any, at: Place) -> ConversionError:
     """Return the error for a result that its framework records, as it does an argument, and that leaves it."""
     root, path = at
     what = path_text(path, root or "what was sent")

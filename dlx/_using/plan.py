@@ -18,7 +18,7 @@ from dlx._registry.built_in import HANDLERS
 from dlx._registry.registry import registry
 from dlx._support.late import Late
 from dlx._support.reflect import is_key
-from dlx._using.function_spec import FunctionSpec, fast_name, wrapping
+from dlx._using.function_spec import FunctionSpec, fast_path_name, find_wrapper
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
@@ -29,16 +29,16 @@ outputs: Any = Late("dlx._using.outputs")
 MAX_KNOWN = 64  # types whose kinds are kept of one function
 
 
-def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
+def build_plan(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
     """Return the plan of a function's calls, see c_src/call/arguments.c; None if all are made by `Invocation`."""
     try:
         request = spec.request()
-        results = None if spec.returns is None else fast_name(registry.target(spec.returns))
+        results = None if spec.returns is None else fast_path_name(registry.target(spec.returns))
     except DlxError:  # which the call raises
         return None
     if request.device is not None or request.stream is not None or results is NotImplemented:
         return None
-    wrapper = wrapping(request.target)
+    wrapper = find_wrapper(request.target)
     kinds, views = _Kinds(spec, request), outputs.Views(spec, request) if spec.lazy else None
     return (
         function,
@@ -51,9 +51,9 @@ def plan_of(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         READONLY.index(request.readonly),
         request.detach,
         None if views is None else views.makers,
-        None if views is None else views.make,
+        None if views is None else views.create_maker,
         None if wrapper is None else wrapper.identity,
-        functools.partial(_finish, spec, request),
+        functools.partial(_convert_result, spec, request),
         functools.partial(_locate, spec),
         spec,
     )
@@ -88,7 +88,7 @@ class _Kinds:
         found = lookup.kind(kind)
         what = found.part
         if isinstance(what, Adapter):
-            return self._of_array(kind, what)
+            return self._find_array_kind(kind, what)
         if found.verdict == "plain":
             return None
         if found.refusal is not None:  # unless it holds arrays of the function's framework, as a model does
@@ -101,7 +101,7 @@ class _Kinds:
             return source.adapter.flatten, source.adapter.unflatten, source.adapter.mutable
         return {"passes": None, "looks": ...}.get(source and source.what, False)
 
-    def _of_array(self, kind: type, adapter: Adapter) -> Any:
+    def _find_array_kind(self, kind: type, adapter: Adapter) -> Any:
         is_inside = adapter is self._target.source
         if is_inside and self._target.kind not in (None, kind):
             return False
@@ -110,7 +110,7 @@ class _Kinds:
         if adapter.gradients is not None and self._spec.detach is None and (is_inside or not _is_guarded(adapter)):
             is_tracked = adapter.gradients.is_tracked
         is_committed = None if adapter.placement is None else adapter.placement.is_committed
-        return adapter, is_inside, None if target is None else fast_name(target), is_tracked, is_committed
+        return adapter, is_inside, None if target is None else fast_path_name(target), is_tracked, is_committed
 
 
 def _is_guarded(source: Adapter) -> bool:
@@ -120,7 +120,7 @@ def _is_guarded(source: Adapter) -> bool:
     return by_type or any(each.blocker is not None and each.blocker.needs == "detach" for each in guards)
 
 
-def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: list[Any], result: Any) -> Any:
+def _convert_result(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: list[Any], result: Any) -> Any:
     """Convert a result the complete way; `pairs`: (what was passed, the caller's own, whether it is a container)."""
     identity, seen = identities.Identity(args[: spec.skipped], request.target), []
     for passed, own, is_container in pairs:
@@ -131,10 +131,10 @@ def _finish(spec: FunctionSpec, request: Request, args: tuple[Any, ...], pairs: 
             identity.add(passed, own)
             if isinstance(what, Adapter):
                 seen.append((what, own, True))
-    return outputs.Outputs(spec, request, identity, outputs.Caller.of(spec, request.target, seen)).returned(result)
+    return outputs.Outputs(spec, request, identity, outputs.Caller.of(spec, request.target, seen)).convert(result)
 
 
 def _locate(spec: FunctionSpec, error: Exception, is_result: bool) -> None:
     """Say in an error which parameter it is about, or that it is about the result, by its path in what was walked."""
     if isinstance(error, DlxError) and error.path:
-        error.root, error.path = ("result", error.path[1:]) if is_result else spec.parameter(error.path)
+        error.root, error.path = ("result", error.path[1:]) if is_result else spec.locate(error.path)

@@ -19,7 +19,7 @@ from dlx.errors import DlxError
 
 
 @contextlib.contextmanager
-def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
+def set_streams(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
     """Set a framework's current streams, one for each device, if it lets dlx set them; restore them on exit."""
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
@@ -87,9 +87,9 @@ class Work:
         callers = self._callers[device]
         return next(iter(callers)) if len(callers) == 1 and device not in self._own else None
 
-    def on_streams(self) -> AbstractContextManager[None]:
+    def set_for_conversion(self) -> AbstractContextManager[None]:
         """Set the framework's streams while arguments are converted; no stream is made to wait."""
-        return working(self.target.adapter, self.streams) if self.streams else self._nothing
+        return set_streams(self.target.adapter, self.streams) if self.streams else self._nothing
 
     def step(self) -> AbstractContextManager[None]:
         """Set and order the streams for a whole call, or for the code between two awaits or yields."""
@@ -101,7 +101,7 @@ class Work:
         before = self._currents(mine)
         self._inside = True
         try:
-            with working(self.target.adapter, self.streams):
+            with set_streams(self.target.adapter, self.streams):
                 inside = self._currents(self._callers)
                 for device in before.keys() & self._own & inside.keys():
                     cuda.order(before[device], inside[device])
@@ -127,12 +127,12 @@ class Work:
         found = ((device, sync.consumer(device)) for device in devices)
         return {device: stream for device, stream in found if stream is not None}
 
-    def stepped(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
+    def wrap_awaitable(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
         """Return an awaitable that runs inside `step`, and leaves it while it waits."""
-        return _Stepped(self, awaitable) if self._callers else awaitable
+        return _SteppedAwaitable(self, awaitable) if self._callers else awaitable
 
 
-class _Stepped:
+class _SteppedAwaitable:
     """An awaitable, each of whose steps runs inside `Work.step`."""
 
     def __init__(self, work: Work, awaitable: Awaitable[Any]) -> None:

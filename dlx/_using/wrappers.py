@@ -18,7 +18,7 @@ from dlx._registry.registry import registry
 from dlx._support.imports import when_imported
 from dlx._support.late import Late
 from dlx._using.function_spec import FunctionSpec
-from dlx._using.plan import plan_of
+from dlx._using.plan import build_plan
 from dlx.adapter.base import Adapter
 
 calls: Any = Late("dlx._using.call")  # loaded with the first call that is not made in C
@@ -35,12 +35,12 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
             generation, plan = known
             if generation != registry.generation:
                 generation = registry.generation
-                plan = plan_of(spec, function)
+                plan = build_plan(spec, function)
                 known = generation, plan
             if plan is None:
                 break
-            make = _call_writing if spec.writes else native.call_converted
-            result = make(plan, args, options)
+            make_call = _call_writing if spec.writes else native.call_converted
+            result = make_call(plan, args, options)
             if result is not plan:
                 return result
             if generation == registry.generation:
@@ -49,7 +49,7 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)
-            return call.returned(result)
+            return call.convert_result(result)
 
     return calling
 
@@ -100,9 +100,9 @@ def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
     async def awaiting(*args: Any, **options: Any) -> Any:
         call = calls.Invocation(spec, args, options)
         with call:
-            result = await call.work.stepped(function(*call.args, **call.options))
+            result = await call.work.wrap_awaitable(function(*call.args, **call.options))
         with call.work.step():
-            return call.returned(result)
+            return call.convert_result(result)
 
     return awaiting
 
@@ -118,12 +118,12 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
             try:
                 while True:
                     try:
-                        result = await call.work.stepped(step())
+                        result = await call.work.wrap_awaitable(step())
                     except StopAsyncIteration:
                         return
                     with call.work.step():
                         call.write_back()
-                        made = [call.returned(result)]
+                        made = [call.convert_result(result)]
                     try:
                         sent = yield made.pop()  # keep no reference to it
                     except GeneratorExit:
@@ -131,9 +131,9 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
                     except BaseException as error:
                         step = functools.partial(inner.athrow, error)
                     else:
-                        step = functools.partial(inner.asend, call.sent(sent))
+                        step = functools.partial(inner.asend, call.convert_sent(sent))
             finally:
-                await call.work.stepped(inner.aclose())
+                await call.work.wrap_awaitable(inner.aclose())
 
     return streaming
 
@@ -152,9 +152,9 @@ def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
                         try:
                             result = step()
                         except StopIteration as stop:
-                            return call.returned(stop.value)
+                            return call.convert_result(stop.value)
                         call.write_back()
-                        made = [call.returned(result)]
+                        made = [call.convert_result(result)]
                     try:
                         sent = yield made.pop()  # keep no reference to it
                     except GeneratorExit:
@@ -162,7 +162,7 @@ def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
                     except BaseException as error:
                         step = functools.partial(inner.throw, error)
                     else:
-                        step = functools.partial(inner.send, call.sent(sent))
+                        step = functools.partial(inner.send, call.convert_sent(sent))
             finally:
                 with call.work.step():
                     inner.close()

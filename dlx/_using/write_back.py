@@ -45,9 +45,9 @@ class Writes:
         """Return whether any array was copied."""
         return bool(self._copies)
 
-    def copied(self, old: Any, new: Any, at: Place, *, declared: bool) -> Any:
+    def add_copy(self, old: Any, new: Any, at: Place, *, declared: bool) -> Any:
         """Register an array that had to be copied; return what to pass to the function."""
-        if declared and not _writable(old):
+        if declared and not _is_writable(old):
             raise not_writable().complete(source=type(old).__name__, target=self.target.name, root=at[0], path=at[1])
         guarded = self._tracking.guarded
         with adapter_call(self.target.adapter, target=self.target.name, root=at[0], path=at[1]):
@@ -55,12 +55,12 @@ class Writes:
         self._copies.append(PassedArray(old, new, self._count(new, at), at, declared))
         return new
 
-    def shared(self, old: Any, new: Any, at: Place, *, declared: bool) -> None:
-        """Register an array whose memory is shared with the function; call this after all `copied`."""
+    def add_shared(self, old: Any, new: Any, at: Place, *, declared: bool) -> None:
+        """Register an array whose memory is shared with the function; call this after all `add_copy`."""
         if self._copies and all(new is not each.new for each in self._copies):
             self._others.append(PassedArray(old, new, self._count(new, at), at, declared))
 
-    def declared(self, source: Adapter, old: Any) -> None:
+    def add_declared(self, source: Adapter, old: Any) -> None:
         """Register an array of the caller's that the function is declared to write to."""
         self._declared.append((source, old))
 
@@ -69,18 +69,18 @@ class Writes:
         with adapter_call(self.target.adapter, target=self.target.name, root=at[0], path=at[1]):
             return None if self._tracking.count is None else self._tracking.count(new)
 
-    def back(self) -> None:
+    def write_back(self) -> None:
         """Write what the function wrote to copies into the caller's arrays."""
         for source, old in self._declared:
             mark_written(source, old)
         failed = None
         written = [each for each in self._copies if self._is_written(each)]
         if written:
-            self._agree(written)
+            self._check_overlap(written)
         for each in written:
             each.version = self._count(each.new, each.at)
             try:
-                _write(each.old, each.new)
+                _copy_into(each.old, each.new)
             except MemoryError:
                 raise
             except Exception as cause:
@@ -101,7 +101,7 @@ class Writes:
         now = self._count(passed.new, passed.at)
         return passed.declared or (now is not None and now != passed.version)
 
-    def _agree(self, written: list[PassedArray]) -> None:
+    def _check_overlap(self, written: list[PassedArray]) -> None:
         """Refuse to write a copy over what the function wrote to another argument that has the same memory."""
         others = [each for each in self._others if self._is_written(each)]
         pair = collision([each.old for each in written], [each.old for each in others])
@@ -120,7 +120,7 @@ class Writes:
         )
 
 
-def _writable(obj: Any) -> bool:
+def _is_writable(obj: Any) -> bool:
     """Return whether an array can be written to by its own item assignment."""
     source = lookup.look(obj).part
     if not isinstance(source, Adapter) or source.arrays.immutable or not hasattr(type(obj), "__setitem__"):
@@ -128,9 +128,9 @@ def _writable(obj: Any) -> bool:
     return registry.ready(source) is not None and not describe(obj).readonly
 
 
-def _write(old: Any, new: Any) -> None:
+def _copy_into(old: Any, new: Any) -> None:
     """Copy one array into another of any framework, in place."""
-    if not _writable(old):
+    if not _is_writable(old):
         raise TypeError(f"{type(old).__name__} cannot be written to")
     request = request_of(None, like=old)
     new, source = lookup.source(new, target=request.target.name)

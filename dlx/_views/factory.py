@@ -131,7 +131,7 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
             return "", keys_of(path) + inside
 
         strict, collect, to = options.strict, options.collect, options.to
-        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, located=located)
+        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, locate=located)
     except REFUSALS as error:
         name_action(error, "convert")  # code of a container may have called another function
         raise

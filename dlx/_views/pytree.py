@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlx._registry.handlers import attributes
+from dlx._registry.handlers import iterate_attributes
 from dlx._support.imports import when_imported
 from dlx._support.reflect import exception_text
 
@@ -67,7 +67,7 @@ def structure_of(view: Any) -> tuple[list[Any], Structure]:
     elements = list(view) if isinstance(view, Sequence) else [view._touch(name) for name in names]
     try:  # one without its elements, which would live as long as the structure does: jax keeps that of each trace
         kept = unflatten(source, list(names), [None] * len(names), None)
-        rest = {name: value for name, value in attributes(kept) if name not in names}
+        rest = {name: value for name, value in iterate_attributes(kept) if name not in names}
     except MemoryError:
         raise
     except Exception:  # it must have its elements

@@ -47,7 +47,7 @@ class ArrowSource(Adapter):
     refused with an explanation.
     """
 
-    joined = staticmethod(native.arrow_joined)
+    joined = staticmethod(native.arrow_join)
     """For `FastPath.unblocks`: copies chunks and bools on the host."""
 
     def shown(self, obj: Any) -> str:

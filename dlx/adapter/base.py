@@ -16,7 +16,7 @@ from dlx._core.stream import Stream
 from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
-from dlx._support.locks import unlocked
+from dlx._support.locks import remove_property_locks
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
@@ -114,7 +114,7 @@ class DTypes:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        unlocked(cls)
+        remove_property_locks(cls)
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class Adapter:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        unlocked(cls)
+        remove_property_locks(cls)
 
     def __repr__(self) -> str:
         return f"<{type_name(type(self))} {getattr(self, 'name', '')!r}>"
@@ -541,5 +541,5 @@ def look_up(name: str) -> Any:
     return value
 
 
-unlocked(DTypes)
-unlocked(Adapter)
+remove_property_locks(DTypes)
+remove_property_locks(Adapter)

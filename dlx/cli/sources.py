@@ -32,12 +32,12 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, DType, contiguous
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
-from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
-from dlx._files.mapping import mapped
-from dlx._files.objects import load_checkpoint
-from dlx._files.reading import ENDS, OBJECTS, kind_of, opened, read
+from dlx._files.arrow_torch import load_checkpoint
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
+from dlx._files.mapping import map_file
+from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import INDEX
-from dlx._files.signatures import other_folder
+from dlx._files.signatures import identify_folder
 from dlx._protocols import dlpack
 from dlx._registry import lookup
 from dlx._support.reflect import exception_text, type_name
@@ -105,12 +105,12 @@ def _names(word: str) -> Iterator[str]:
 def _folder(path: Path, shown: str) -> list[str]:
     """Return the files of a folder that dlx reads; the folder itself if it is one checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if other_folder(path) is not None or any(name.endswith(INDEX) for name in names):
+    if identify_folder(path) is not None or any(name.endswith(INDEX) for name in names):
         return [str(path)]
-    known = [str(path / name) for name in names if name.endswith(ENDS)]
+    known = [str(path / name) for name in names if name.endswith(SUFFIXES)]
     if known:
         return known
-    ends = ", ".join(ENDS)
+    ends = ", ".join(SUFFIXES)
     raise BadInput(f"{shown}: none of the {len(names)} files in this folder has a name that ends in one of {ends}")
 
 
@@ -169,13 +169,13 @@ def _exists(path: Path) -> bool:
 
 
 def _file(path: Path, readonly: Readonly | None) -> Source:
-    with opened(path) as file:
-        kind = kind_of(file)
-        if kind in OBJECTS:
+    with open_file(path) as file:
+        kind = detect_kind(file)
+        if kind in LIBRARY_KINDS:
             readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
             return readers[kind](file, readonly or "copy")
         arrays = {} if readonly is None else {each.path: each.obj for each in _opened(path, readonly)}
-        with read(file, kind) as parts:
+        with read_contents(file, kind) as parts:
             entries = tuple(_stored_entry(each, arrays) for _, contents in parts for each in contents.entries)
             for _, contents in parts:
                 if contents.close is not None:
@@ -191,7 +191,7 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
 
 def _opened(path: Path, readonly: Readonly) -> list[Entry]:
     """Return the arrays of `dlx.open`, which are planned."""
-    return entries_of(mapped(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
+    return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
 
 
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
@@ -243,15 +243,15 @@ def _read_arrow(file: File, readonly: Readonly) -> Source:
 
 def _read_parquet(file: File, _: Readonly) -> Source:
     """List the columns of a Parquet file, which `dlx.open` refuses."""
-    pa = needed("pyarrow", ".parquet")
+    pa = import_reader("pyarrow", ".parquet")
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
             rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
             entries = tuple(_column(pa, field, rows) for field in found.schema_arrow)
     except Exception as error:
-        raise unreadable("pyarrow", error) from error
+        raise reader_error("pyarrow", error) from error
     try:
-        mapped(file.path)
+        map_file(file.path)
     except FileError as error:
         entries = tuple(replace(each, error=error) for each in entries)
     notes = ("the schema only", f"row groups: {groups:,}")

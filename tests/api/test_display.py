@@ -231,10 +231,10 @@ def test_a_plan_refers_weakly(np):
     del like
     gc.collect()
     assert alive() is None
-    with pytest.raises(ConversionError, match="passed as like is not alive"):
+    with pytest.raises(ConversionError, match="passed as like= no longer exists"):
         made.run()
     made = dlx.plan(np.ones(2), to="dlx")
-    with pytest.raises(ConversionError, match="what was planned is not alive"):
+    with pytest.raises(ConversionError, match="the planned object no longer exists"):
         made.run()
 
 

@@ -172,10 +172,10 @@ def test_what_is_sent_to_a_generator_has_a_place_of_its_own(np):
     [
         ("convert", "Pass detach=True."),
         ("lazy", "Pass detach=True."),
-        ("from_dlpack", "Pass detach=True to dlx.convert(obj, to='dlx') and give what it returns."),
-        ("to_capsule", "Pass detach=True to dlx.convert(obj, to='dlx') and give what it returns."),
-        ("borrow", "Pass detach=True to dlx.convert(obj, to='dlx') and give what it returns."),
-        ("stack", "Pass detach=True to dlx.convert(array, to='dlx') and stack what it returns."),
+        ("from_dlpack", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("to_capsule", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("borrow", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("stack", "Pass detach=True to dlx.convert(array, to='dlx') and stack its result."),
     ],
 )
 def test_each_call_says_where_its_option_is(torch, call, end):

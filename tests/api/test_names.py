@@ -169,7 +169,7 @@ def test_a_target_that_is_misspelt(name, said):
     ("to", "said"),
     [
         (lambda torch: torch.device("cpu"), "found torch.device. Say device= for a device"),
-        (lambda torch: torch.float32, "found torch.dtype. A conversion changes no dtype"),
+        (lambda torch: torch.float32, "found torch.dtype. dlx does not change dtypes"),
         (lambda _: 3, "found int$"),
     ],
     ids=["device", "dtype", "int"],
@@ -183,7 +183,7 @@ def test_what_is_no_target_at_all(torch, to, said):
 @pytest.mark.parametrize("call", [dlx.convert, dlx.plan, dlx.stack], ids=["convert", "plan", "stack"])
 def test_a_dtype_is_no_option(call):
     """The error says where dtypes are changed."""
-    with pytest.raises(TypeError, match=r"'dtype'. A conversion changes no dtype: change it in the framework"):
+    with pytest.raises(TypeError, match=r"'dtype'. dlx does not change dtypes; change it in a framework"):
         call([np.ones(3)], "numpy", dtype="float32")
 
 

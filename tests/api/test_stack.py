@@ -255,4 +255,4 @@ def test_errors_name_the_keys_of_a_mapping(np, kind):
     with pytest.raises(errors.DTypeError) as caught:
         dlx.stack(dlx.convert(columns, to="dlx", lazy=True) if kind == "view" else columns, to="numpy")
     assert caught.value.path == ("y",)
-    assert "at arrays['y']: its dtype is float64, that of arrays['x'] is float32" in str(caught.value)
+    assert "at arrays['y']: its dtype is float64, but arrays['x'] has float32" in str(caught.value)

@@ -89,7 +89,7 @@ def test_a_trace_is_entered_once_at_a_time(np):
     """Twice at once is refused and leaves it as it was; later it goes on counting."""
     seen = dlx.trace()
     with seen:
-        with pytest.raises(RuntimeError, match="entered already"), seen:
+        with pytest.raises(RuntimeError, match="active already"), seen:
             pass
         dlx.convert(np.ones(2), to="dlx")
     assert module.observers == []
@@ -155,4 +155,4 @@ def test_large_copies_are_warned_of_once_a_line(python, np):
         "import dlx\ntry: dlx.convert\nexcept ValueError as error: print(error)",
         env={**os.environ, "DLX_WARN_COPIES": "big"},
     )
-    assert out == "DLX_WARN_COPIES='big' is no number of bytes. Set it to one, as in 1MiB.\n"
+    assert out == "DLX_WARN_COPIES='big' is not a number of bytes. Set it to a number, such as 1MiB.\n"

@@ -294,7 +294,7 @@ def test_one_bad_file_spoils_no_other(shelf, capsys, command):
     err = capsys.readouterr().err
     assert status == 2 and [name for name in ("a.npy", "folder/c.npy", "folder/d.npy") if name not in out] == []
     first, second = err.splitlines()
-    assert first.startswith(f"dlx {command[0]}: bad.npy: it is cut off") and "none.npy: there is no such file" in second
+    assert first.startswith(f"dlx {command[0]}: bad.npy: it is truncated") and "none.npy: there is no such" in second
 
 
 def test_json_has_what_was_wrong(shelf, capsys):
@@ -325,7 +325,7 @@ def test_folders_and_globs(shelf):
         ("s3://bucket/a.npy", "fetch it first"),
         ("empty", "none of the 1 files in this folder"),
         ("model.onnx", "an ONNX model, a program with its weights. Read its weights: onnx.numpy_helper.to_array"),
-        ("two.zarr", "a Zarr store.* Read it by zarr: dlx.convert"),
+        ("two.zarr", "a Zarr store.* Read it with zarr: dlx.convert"),
         ("three.zarr", "a Zarr store"),
     ],
 )
@@ -349,4 +349,4 @@ def test_stdin(shelf, through):
         done = subprocess.run(words, capture_output=True, check=True, **given)
     assert done.stdout.startswith(b"-  .npy\n") and b"dlx  same" in done.stdout and done.stderr == b""
     done = subprocess.run(words, capture_output=True, input=content[:20], check=False)
-    assert done.returncode == 2 and done.stderr.startswith(b"dlx inspect: -: it is cut off")
+    assert done.returncode == 2 and done.stderr.startswith(b"dlx inspect: -: it is truncated")

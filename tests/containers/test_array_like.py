@@ -265,7 +265,7 @@ def test_a_plan_lists_what_passes_through():
 def test_a_plan_without_an_array_says_so(source, is_advised):
     """And what makes an array of numbers, where there are some."""
     said = str(dlx.plan(source, to="dlx")).splitlines()[1]
-    advice = " Of a list of numbers, numpy.array makes one." * is_advised
+    advice = " Make an array of the numbers first: numpy.array(numbers)." * is_advised
     assert said == f"nothing is converted: no array is in it.{advice}"
 
 

@@ -497,7 +497,7 @@ def test_sets():
     ) as caught:
         dlx.convert({"s": {array}}, to=np)
     assert isinstance(caught.value.__cause__, TypeError)
-    assert caught.value.fix == "Give its elements in a list: such arrays cannot be hashed."
+    assert caught.value.fix == "Pass its elements in a list: such arrays cannot be hashed."
 
 
 # ---- what passes through ---------------------------------------------------------------------------------------------

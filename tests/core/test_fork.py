@@ -1,4 +1,4 @@
-"""A forked child never waits for what a thread of its parent held."""
+"""A forked child never waits for a lock of another thread of its parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORKED = """
         return os.read(read, 1000).decode()
 
     def slow(value):
-        "Return a value; in the first thread that asks, when it is told to."
+        "Return a value; in the first thread that asks, when told to."
         if not held.is_set():
             held.set()
             assert done.wait(30)
@@ -41,7 +41,7 @@ FORKED = """
 
 
 def test_a_child_converts_what_a_thread_of_its_parent_was_converting(python):
-    """A data loader's worker beside a prefetching thread; the source is no array of a known framework."""
+    """A data loader's worker and a prefetching thread; the source is an unregistered type."""
     out = python(
         FORKED
         + """
@@ -63,7 +63,7 @@ def test_a_child_converts_what_a_thread_of_its_parent_was_converting(python):
 
 
 def test_a_child_forked_inside_a_conversion_goes_on(python):
-    """The thread that forks keeps its own locks, and releases them in the child as well."""
+    """The forking thread keeps its locks, and releases them in the child, too."""
     out = python(
         FORKED
         + """
@@ -93,7 +93,7 @@ def test_a_child_forked_inside_a_conversion_goes_on(python):
 
 
 def test_a_child_finds_the_registry_free(python):
-    """Entry points are read by a thread of the parent; the child reads them itself."""
+    """Another thread reads entry points during the fork; the child reads them again."""
     out = python(
         FORKED
         + """
@@ -108,7 +108,7 @@ def test_a_child_finds_the_registry_free(python):
 
 
 def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
-    """Also in a thread of its own, which may have the same number."""
+    """Also in a thread of the child, which may have the same id."""
     out = python(
         FORKED
         + """
@@ -126,7 +126,7 @@ def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
 
     def child():
         numbers = {me[1] if isinstance(me, tuple) else me for me in plugin.loading}
-        assert numbers, "nobody loads it"
+        assert numbers, "not loaded"
         threading.get_ident = lambda: numbers.copy().pop()
         return [adapter.name for adapter in registry._loader.load("mine").adapters]
 
@@ -137,7 +137,7 @@ def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
 
 
 def test_a_child_asks_adapters_for_what_they_remember(python):
-    """What an adapter computes once is computed without a lock, also by a third party's."""
+    """Cached values of adapters, including third parties', are computed without a lock."""
     out = python(
         FORKED
         + """
@@ -165,7 +165,7 @@ def test_a_child_asks_adapters_for_what_they_remember(python):
 
 
 def test_locks_are_not_kept_alive(np):
-    """What a lock belongs to goes as if nobody had looked for it."""
+    """A lock does not keep its object alive."""
     import gc
     import weakref
 
@@ -182,11 +182,11 @@ def test_locks_are_not_kept_alive(np):
 
 
 def test_every_lock_of_dlx_is_renewed():
-    """No module makes a lock but the one that knows about forks."""
+    """Only the fork-safe module creates locks."""
     for folder in ("dlx", "adapters"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            if path.stem != "locks" and "testing" not in path.parts:  # the kit's are local to a check
+            if path.stem != "locks" and "testing" not in path.parts:  # the kit's locks are local to a check
                 assert not any(f"{name}(" in text for name in ("Lock", "Condition", "Semaphore", "Event")), path
 
 

@@ -1,4 +1,4 @@
-"""What stream values mean, on each platform."""
+"""The meaning of stream values on each platform."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Core:
 
 
 class CoreAttribute:
-    """The same as it once was: an attribute."""
+    """An older version of it: an attribute."""
 
     __cuda_stream__ = (0, 7)
 
@@ -37,7 +37,7 @@ class Torch:
 
 
 class AnyTorch:
-    """A stream of torch's for any device, as torch.accelerator gives it."""
+    """A stream of torch for any device, as torch.accelerator returns it."""
 
     def __init__(self, handle, device_index=1):
         self.handle, self.device_index = handle, device_index
@@ -50,7 +50,7 @@ class AnyTorch:
 
 
 class Cupy:
-    """A stream of cupy; its default streams belong to no device."""
+    """A stream of cupy; default streams belong to no device."""
 
     def __init__(self, handle, device_id=-1):
         self.ptr, self.device_id = handle, device_id
@@ -78,7 +78,7 @@ class Cupy:
     ],
 )
 def test_on_cuda(device, value, handle):
-    """Numbers stand for themselves, objects for their handles; an object whose handle is 0 means the legacy stream."""
+    """Numbers are handles, objects have handles; an object with handle 0 means the legacy stream."""
     stream = parse_stream(value, device)
     assert (stream.handle, stream.wire, stream.device) == (handle, handle, device)
     assert stream.is_unordered is (handle == UNORDERED)
@@ -90,7 +90,7 @@ def test_on_cuda(device, value, handle):
     ("value", "handle"), [(-1, UNORDERED), (0, 0), (4096, 4096), (Torch(0), 0), (Torch(2), 2), (Cupy(9), 9)]
 )
 def test_on_rocm(value, handle):
-    """0 is the default stream there."""
+    """0 is the default stream on ROCm."""
     assert parse_stream(value, ROCM).wire == handle
 
 
@@ -120,19 +120,19 @@ def test_on_rocm(value, handle):
     ],
 )
 def test_what_is_no_stream_is_refused(device, value, message):
-    """Before any producer sees it, with what to say instead."""
+    """Invalid streams are rejected before the producer is called, with a fix."""
     with pytest.raises(StreamError, match=message):
         parse_stream(value, device)
 
 
 @pytest.mark.parametrize("device", [HOST, METAL, ROCM, CUDA], ids=str)
 def test_no_order_is_for_everybody(device):
-    """-1 orders nothing anywhere."""
+    """-1 means no synchronization on any device."""
     assert parse_stream(-1, device).is_unordered
 
 
 def test_streams_are_equal_by_device_and_handle():
-    """What keeps them alive does not matter."""
+    """The object that keeps a stream alive does not matter."""
     assert Stream(CUDA, 5, "a") == Stream(CUDA, 5, "b") != Stream(CUDA, 6, "a")
     assert len({Stream(CUDA, 5, "a"), Stream(CUDA, 5, "b"), Stream(ROCM, 5)}) == 2
 
@@ -147,6 +147,6 @@ def test_streams_have_names():
 
 
 def test_handles_of_real_streams():
-    """What has no handle has none; a class is no stream."""
+    """An object without a handle has no handle; a class is not a stream."""
     assert handle_of(object()) is None and handle_of(5) is None
     assert handle_of(type("Pointer", (), {"ptr": True})()) is None

@@ -1,4 +1,4 @@
-"""The C of this project compiles without a warning, and a new one ends `make lint`."""
+"""The C code compiles without warnings; a new warning fails `make lint`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLANTED = {
 
 
 def lint(*files):
-    """Run the check; return its exit status, and what it printed."""
+    """Run the check; return its exit status and output."""
     command = program("repository.lint_c", *files)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -28,7 +28,7 @@ def lint(*files):
 @pytest.mark.parametrize("folder", ["c_src/convert", "c_src/core", "adapters"])
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
-    """In a file as those of a folder are compiled: by the flags that the folder has."""
+    """A warning in a file is found with the flags of its folder."""
     from support.repository import lint_c
 
     monkeypatch.setattr(lint_c, "ROOT", tmp_path)
@@ -41,7 +41,7 @@ def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
 
 
 def test_every_c_file_is_looked_at():
-    """Those of the extensions and of the tests, and the one that cffi makes."""
+    """The extensions' files, the tests' files, and cffi's generated file."""
     from support.repository import lint_c
 
     found = {str(path.relative_to(ROOT)) for path in lint_c.files()}
@@ -53,6 +53,6 @@ def test_every_c_file_is_looked_at():
 
 @pytest.mark.slow
 def test_there_is_no_warning():
-    """What `make lint` runs."""
+    """The check of `make lint`."""
     status, said = lint()
     assert status == 0, said

@@ -273,7 +273,7 @@ def test_sessions_of_nox_exist():
 
 def test_contributing_maps_the_packages_as_their_docstrings_do():
     """The rows are printed by `python docs/tools/structure.py map`: nothing is said twice, and nothing drifts."""
-    assert structure.package_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert structure.format_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_shell_blocks_name_what_is_there():

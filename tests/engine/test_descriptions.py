@@ -6,7 +6,7 @@ import pytest
 from support.arrays import layouts
 
 import dlx
-from dlx._engine.fast_path import exported
+from dlx._engine.fast_path import export_and_describe
 from dlx._engine.sources import array_info
 from dlx._registry.lookup import source as source_of
 from dlx._registry.registry import registry
@@ -97,7 +97,7 @@ def test_the_fast_path_describes_as_the_adapter_does(np, torch, source):
     """Every field is the same, for every dtype and layout; where there is a blocker the adapter is asked."""
     described = 0
     for name, array in SOURCES[source](np, torch).items():
-        described += exported(array) is not None
+        described += export_and_describe(array) is not None
         assert say(dlx.describe, array) == say(lambda array: array_info(*source_of(array)), array), name
     assert described >= 8
 
@@ -115,7 +115,7 @@ def test_plans_by_the_fast_path_are_those_of_the_complete_way(np, torch, monkeyp
                 once = plain(dlx.plan(array, to=to, **options))
                 assert plain(dlx.plan(array, to=to, **options)) == once
                 first[name, to, i] = once
-    monkeypatch.setattr("dlx._engine.preview.exported", lambda obj: None)
+    monkeypatch.setattr("dlx._engine.preview.export_and_describe", lambda obj: None)
     for name, array in found.items():
         for to in targets:
             registry.target(to).decisions.clear()

@@ -154,11 +154,11 @@ def test_narrow_arrays_are_packed_and_unpacked(np, ml, name):
     pytest.importorskip("tvm_ffi")
     array = every_value(np, ml, name)
     for source in (array, array[::-1], np.stack([array] * 3)[:, 1:].T, array[:1].reshape(())):
-        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements take a byte each, and tvm_ffi packs"):
+        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements take one byte each, but tvm_ffi packs"):
             dlx.convert(source, to="tvm_ffi", copy=False)
         packed = dlx.convert(source, to="tvm_ffi")
         assert dlx.describe(packed).nbytes == (source.size * NARROW[name] + 7) // 8
-        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements are packed, and numpy wants a byte each"):
+        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements are packed, but numpy needs one"):
             dlx.convert(packed, to="numpy", copy=False)
         assert dlx.plan(packed, to="numpy").outcome == "copied"
         back = dlx.convert(packed, to="numpy")

@@ -332,7 +332,7 @@ def test_memory_that_runs_out_while_an_object_is_looked_at(no_memory, lazy, stri
     class Thing:
         pass
 
-    no_memory(f"dlx._registry.lookup.{'_has_buffer' if strict else '_by_protocol'}")
+    no_memory(f"dlx._registry.lookup.{'_has_buffer' if strict else '_find_by_protocol'}")
     with pytest.raises(MemoryError, match="now"):
         tree = dlx.convert([Thing()], to="dlx", lazy=lazy, strict=strict)
         tree[0]
@@ -427,7 +427,7 @@ def test_an_interrupt_before_a_plugin_is_loaded(mylib):
 def test_memory_that_runs_out_while_an_argument_is_written_back(np, torch, monkeypatch):
     """It is no word about the argument."""
     function = dlx.using("torch", writes="x")(lambda x: x.add_(1))
-    monkeypatch.setattr("dlx._using.write_back._write", Once(MemoryError))
+    monkeypatch.setattr("dlx._using.write_back._copy_into", Once(MemoryError))
     with pytest.raises(MemoryError, match="now"):
         function(np.arange(4.0)[::-1])
 

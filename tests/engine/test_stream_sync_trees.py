@@ -184,7 +184,7 @@ def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
     """Named by its place, before anything is allocated; and nothing, where there are no elements."""
     arrays = [lib_a.made(), lib_a.made(1)]
     cuda.forget()
-    with pytest.raises(DeviceError, match=r"arrays\[1\].*its device is cuda:1, that of arrays\[0\] is cuda:0"):
+    with pytest.raises(DeviceError, match=r"arrays\[1\].*its device is cuda:1, but arrays\[0\] has cuda:0"):
         dlx.stack(arrays, "libb")
     with pytest.raises(DeviceError, match=r"arrays\[1\]"):
         dlx.stack([arrays[0], np.zeros(gpulib.N, "uint8")], "libb")

@@ -178,7 +178,7 @@ def test_a_checkpoint_in_several_files(tmp_path):
     [
         ({"a": "../x.safetensors"}, "not a .safetensors file in its folder"),
         ({"a": "/etc/passwd"}, "not a .safetensors file in its folder"),
-        ({"a": "gone.safetensors"}, "cannot be opened: No such file"),
+        ({"a": "gone.safetensors"}, "cannot open .*: No such file"),
         ({"z": "model-00001-of-00001.safetensors"}, "no tensor 'z'"),
         ({"a": 3}, "no 'weight_map'"),
         (None, "no 'weight_map'"),
@@ -233,17 +233,17 @@ def test_gguf(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gguf({}, version=1), "of version 1"),
-        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "other byte order"),
-        (gguf({"a": (0, (2,), bytes(8))})[:-1], "it is cut off: its tensors need"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors, and dlx reads at most"),
-        (gguf({"a": (0, (1 << 62, 4), b"")}), "'a' as no tensor can be"),
+        (gguf({}, version=1), "has format version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "it is big-endian"),
+        (gguf({"a": (0, (2,), bytes(8))})[:-1], "it is truncated: its tensors need"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors; dlx reads at most"),
+        (gguf({"a": (0, (1 << 62, 4), b"")}), "invalid entry for 'a'"),
         (gguf({"a": (2, (33,), b"")}), "Q4_0 has blocks of 32"),
         (gguf({"a": (0, (1,) * 9, b"")}), "9 dimensions"),
-        (gguf({}, values=[said("x", 13, b"")]), "unknown kind 13"),
+        (gguf({}, values=[said("x", 13, b"")]), "unknown type 13"),
         (gguf({}, values=[said("x", 9, struct.pack("<IQ", 8, 1 << 62))]), "in the middle of its header"),
         (gguf({}, values=[said("x", 9, struct.pack("<IQ", 0, 1 << 62))]), "in the middle of its header"),
-        (gguf({}, values=[said("general.alignment", 4, struct.pack("<I", 3))]), "no power of two"),
+        (gguf({}, values=[said("general.alignment", 4, struct.pack("<I", 3))]), "not a power of two"),
         (gguf({}, values=[said("x", 0, b"1")] * 2), "'x' twice"),
         (gguf({name: (0, (2,), bytes(8)) for name in "ab"}).replace(b"b\1", b"a\1"), "twice"),
         (gguf({"a": (0, (16,), bytes(8)), "b": (0, (2,), bytes(64))}), "overlap"),
@@ -310,7 +310,7 @@ def test_checkpoints_of_torch(tmp_path, torch):
     torch.save(weight, path)
     assert list(dlx.open(path)) == [""] and dlx.open(path, "torch")[""].dtype == torch.bfloat16
     torch.save({"x": contextlib.nullcontext()}, path)
-    with pytest.raises(FileError, match="wants to run code"):
+    with pytest.raises(FileError, match="needs code"):
         dlx.open(path)
     torch.save({"w": weight}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(FileError, match="it is a pickle"):
@@ -358,7 +358,7 @@ def test_hdf5(tmp_path, np, userblock):
         assert dlx.convert(file["own"], to="numpy").tolist() == [1, -2, 3, -4]
         assert dlx.convert(file["unwritten"], to="numpy").tolist() == [7, 7, 7]
         for key, words in (
-            ("text", "vary in length"), ("records", "no structures"), ("outside", "in other files"), ("empty", "null"),
+            ("text", "variable length"), ("records", "no structures"), ("outside", "in other files"), ("empty", "null"),
         ):  # fmt: skip
             with pytest.raises(DTypeError, match=words):
                 file[key]

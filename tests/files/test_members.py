@@ -21,7 +21,7 @@ from support.processes.command import document, refused
 
 import dlx
 from dlx._files.hdf5 import read_hdf5
-from dlx._files.header import File, unreadable
+from dlx._files.header import File, reader_error
 from dlx.errors import DlxError, DTypeError, FileError
 
 
@@ -74,20 +74,20 @@ LITERALS = st.recursive(
 @given(LITERALS)
 def test_literals_of_headers(value):
     """Whatever Python writes as a literal is read as the same value."""
-    from dlx._files.npy import _literal
+    from dlx._files.npy import _parse_literal
 
-    assert _literal(repr(value)) == value
-    assert _literal(f"  {value!r} \n") == value
+    assert _parse_literal(repr(value)) == value
+    assert _parse_literal(f"  {value!r} \n") == value
 
 
 @settings(max_examples=examples(400), deadline=None, database=None)
 @given(st.text(alphabet="()[]{}'\"\\,:L019-+ \n.aTrueNoFls", max_size=60))
 def test_texts_that_are_no_literals(text):
     """What Python does not read raises one of three errors, and no other value comes out."""
-    from dlx._files.npy import _literal
+    from dlx._files.npy import _parse_literal
 
     try:
-        found = _literal(text)
+        found = _parse_literal(text)
     except (ValueError, SyntaxError, TypeError):
         return
     assert found == ast.literal_eval(re.sub(r"(?<=\d)L", "", text).strip())
@@ -98,10 +98,10 @@ def test_texts_that_are_no_literals(text):
 )
 def test_deep_literals(text):
     """They are refused before the parser's stack runs out, which Python reports as a lack of memory."""
-    from dlx._files.npy import _literal
+    from dlx._files.npy import _parse_literal
 
     with pytest.raises(ValueError):
-        _literal(text)
+        _parse_literal(text)
 
 
 def test_odd_npy_files(tmp_path, np):
@@ -151,7 +151,7 @@ def test_npz_of_every_method(tmp_path, np, method):
         packed = bytearray(path.read_bytes())
         packed[len(prefix) + 100] ^= 0xFF
         path.write_bytes(packed)
-        with pytest.raises(DlxError, match=r"damaged|checksum|another file|version"):
+        with pytest.raises(DlxError, match=r"damaged|valid|checksum|another file|version"):
             dlx.open(path)["noise"]
 
 
@@ -190,11 +190,11 @@ def test_npz_with_odd_members(tmp_path, np):
     for name, words in (
         ("readme.txt", "another file in the archive"),
         ("short", "another file in the archive"),
-        ("empty", "it is empty, and an array has a header"),
+        ("empty", "it is empty, without the header of an array"),
         ("void", "another file in the archive"),
         ("table", "numpy.load(path)['table']['a']"),
         ("locked", "it is encrypted"),
-        ("method", "compressed by method 97"),
+        ("method", "compressed with method 97"),
     ):
         assert words in found[name], (name, found[name])
 
@@ -212,12 +212,12 @@ def test_zips_that_hold_more_than_their_list(tmp_path, np):
     with pytest.warns(UserWarning), zipfile.ZipFile(tmp_path / "y.npz", "w") as archive:
         for _ in range(2):
             archive.writestr("a.npy", npy("<f4", (2,), bytes(8)))
-    with pytest.raises(FileError, match=r"it lists 'a.npy' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'a.npy' twice"):
         dlx.open(tmp_path / "y.npz")
     with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
         for name in ("a.npy", "a"):
             archive.writestr(name, npy("<f4", (2,), bytes(8)))
-    with pytest.raises(FileError, match=r"it lists 'a' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'a' twice"):
         dlx.open(tmp_path / "z.npz")
 
 
@@ -244,7 +244,7 @@ def test_zip_members_in_one_another(tmp_path):
     outer, first, end = parts("a.npy", npy("<f4", (2,), bytes(8)))
     first[20:28] = struct.pack("<II", 5000, 5000)
     (tmp_path / "x.npz").write_bytes(outer + first + end)
-    with pytest.raises(FileError, match=r"(?i)leave the file|overlap"):
+    with pytest.raises(FileError, match=r"(?i)end after the file|overlap"):
         dlx.open(tmp_path / "x.npz")
 
 
@@ -276,7 +276,7 @@ def test_gguf_with_odd_tensors(tmp_path):
     assert "quantized (Q8_0)" in found["q"] and "type 77" in found["new"]
     assert dict(dlx.open(path).metadata) == {"a.list": [1, 2, 3], "nested": [[1, 2], []], "e": []}
     path.write_bytes(gguf({"a": (8, (), bytes(34))}))
-    with pytest.raises(FileError, match="rows of 1, and Q8_0 has blocks of 32"):
+    with pytest.raises(FileError, match="rows of 1 elements, but Q8_0 has blocks of 32"):
         dlx.open(path)
     for count in (0, 2, 3):
         path.write_bytes(gguf({"a": (0, (2,), bytes(8))}, values=[said("split.count", 2, struct.pack("<H", count))]))
@@ -331,7 +331,7 @@ def test_safetensors_of_an_unknown_dtype(tmp_path):
     assert found["w"].tolist() == [98, 99] and "the dtype 'F2'" in found["new"]
     raw = b'{"w": 1, "w": 2}'
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
-    with pytest.raises(FileError, match=r"it lists 'w' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'w' twice"):
         dlx.open(path)
 
 
@@ -348,7 +348,7 @@ def test_names_that_an_index_forgets(tmp_path):
         assert dict(file.metadata) == {"format": "pt", "total_size": "1"}
     second = "model-00002-of-00002.safetensors"
     safetensors(tmp_path / second, {"b": ("I64", (4,)), "c": ("F32", (5,))})
-    with pytest.raises(FileError, match="two of its files hold 'c'"):
+    with pytest.raises(FileError, match="two of its files contain 'c'"):
         dlx.open(index)
 
 
@@ -402,19 +402,19 @@ def test_hdf5_with_odd_members(tmp_path, np):
     assert found["scale"].tolist() == [0, 1] and found["bits"].shape == (2,)
     assert found["unwritten"].tolist() == [0, 0]  # no chunk, so its filter is not needed
     for name, words in {
-        "second": "a second name of the group", "g/self": "a second name of the group '/",
-        "a link": "a link to the group '/g'", "loop": "which the file does not hold",
-        "nowhere": "a link to '/none/x', which the file does not hold", "outside": "a link to another file, 'other.h5'",
+        "second": "another name of the group", "g/self": "another name of the group '/",
+        "a link": "a link to the group '/g'", "loop": "which is missing",
+        "nowhere": "a link to '/none/x', which is missing", "outside": "a link to another file, 'other.h5'",
         "through": "behind another link", "twice": "behind another link", "to the pipe": "behind another link",
         "pipe": "a link to another file, 'pipe.h5'", "soft type": "a named type, without data",
-        "type": "a named type, without data",
-        "table": "h5py.File(path)['table']['a']", "text": "vary in length", "ref": "vary in length, or are references",
+        "type": "a named type, without data", "table": "h5py.File(path)['table']['a']", "text": "variable length",
+        "ref": "variable length, or are references",
         "virtual": "h5py.File(path)['virtual'][...]", "dimension": "a netCDF dimension of 3, without values",
         "filtered": "it needs the filter 32123", "long": "<f16",
     }.items():  # fmt: skip
         assert any(word in found[name] for word in words.split("|")), (name, found[name])
     metadata = dict(dlx.open(path).metadata)
-    unread = "a value that dlx does not read"
+    unread = "(unsupported value)"
     assert {key: value for key, value in metadata.items() if "@" not in key} == {
         "title": "abc", "n": 2.0, "list": [0, 1, 2], "bytes": "x", "texts": ["a", "b"], "ok": True, "ref": unread,
         "null": unread, "none": "", "record": [unread, unread],
@@ -511,7 +511,7 @@ def test_arrow_columns_of_every_type(tmp_path, np, kind):
     write(pa.table({}))
     assert dlx.open(path).materialize() == {}
     write(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
-    with pytest.raises(FileError, match=r"it lists 'a' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'a' twice"):
         dlx.open(path)
 
 
@@ -551,8 +551,8 @@ def test_the_best_that_compression_does(tmp_path, np, method):
 )
 def test_a_library_that_lacks_memory_or_threads(package, words):
     """The file is not damaged, whatever class the error is of; the words are theirs under a limit on memory."""
-    assert type(unreadable(package, OSError(words))) is MemoryError
-    assert type(unreadable(package, OSError("Invalid: the file is cut off"))) is FileError
+    assert type(reader_error(package, OSError(words))) is MemoryError
+    assert type(reader_error(package, OSError("Invalid: the file is cut off"))) is FileError
 
 
 def test_several_arrow_files_in_one(tmp_path, np):
@@ -612,7 +612,7 @@ def test_an_hdf5_file_that_is_not_as_long_as_its_data(tmp_path, np, missing):
     with File(tmp_path / "x.h5") as file:
         file.size = end - missing
         if missing:
-            with pytest.raises(FileError, match=r"it is cut off: 'a' ends after the file"):
+            with pytest.raises(FileError, match=r"it is truncated: 'a' ends after the file"):
                 read_hdf5(file)
         else:
             contents = read_hdf5(file)
@@ -630,7 +630,7 @@ def test_an_empty_member_is_not_left_out(tmp_path):
         if name == "void":
             assert document(*command)
         else:
-            assert "'a': it is empty, and an array has a header" in refused(*command)
+            assert "'a': it is empty, without the header of an array" in refused(*command)
 
 
 def test_arrow_buffers_that_end_too_early(tmp_path, np):
@@ -730,7 +730,7 @@ def test_a_file_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
         plain(self, file, **options)
 
     monkeypatch.setattr(header.Memory, "__init__", later)
-    with pytest.raises(FileError, match=r"x\.npy: another program cut it off"):
+    with pytest.raises(FileError, match=r"x\.npy: another program truncated it"):
         dlx.open(path)
 
 
@@ -739,4 +739,4 @@ def test_every_error_of_a_file_names_it(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"PK\3\4" + bytes(100))
     with pytest.raises(DlxError) as caught:
         dlx.open(tmp_path / "x.npz")
-    assert str(tmp_path / "x.npz") in str(caught.value) and caught.value.fix == "Write it or fetch it again."
+    assert str(tmp_path / "x.npz") in str(caught.value) and caught.value.fix == "Save or download it again."

@@ -73,7 +73,7 @@ def test_what_was_given_out_outlives_the_file(checkpoint):
         lambda: file.get("b"),
         file.materialize,
     ):
-        with pytest.raises(FileError, match="was closed"):
+        with pytest.raises(FileError, match="it is closed"):
             read()
     assert list(file) == ["a", "b"] and len(file) == 2 and "a" in file  # names are known
     assert "(closed)" in repr(file)
@@ -161,7 +161,7 @@ def resident(path):
 def test_pickle_and_copy(checkpoint, np):
     """An open file cannot be pickled, and the error says what can."""
     file = dlx.open(checkpoint, "numpy")
-    with pytest.raises(TypeError, match=r"cannot pickle or copy .*x.safetensors, an open file.*materialize"):
+    with pytest.raises(TypeError, match=r"cannot pickle or copy the open file .*x.safetensors: .*materialize"):
         pickle.dumps(file)
     assert set(pickle.loads(pickle.dumps(file.materialize()))) == {"a", "b"}
 
@@ -222,7 +222,7 @@ sum(memoryview(tensor)[-10:])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "opened\n")
-    with pytest.raises(FileError, match="cut off"):
+    with pytest.raises(FileError, match="truncated"):
         dlx.open(checkpoint)
 
 
@@ -266,7 +266,7 @@ def test_calls_that_are_wrong(tmp_path, checkpoint, monkeypatch):
     with pytest.raises(TypeError):
         dlx.open(3)
     os.mkfifo(tmp_path / "pipe")
-    for path, words in ((tmp_path / "pipe", "no regular file"), ("/dev/zero", "no regular file")):
+    for path, words in ((tmp_path / "pipe", "not a regular file"), ("/dev/zero", "not a regular file")):
         with pytest.raises(FileError, match=words):
             dlx.open(path)
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(20))
@@ -393,7 +393,7 @@ def test_no_pickle_is_read(tmp_path, name, monkeypatch):
     monkeypatch.chdir(tmp_path)
     objects = npy("|O", (1,), EVIL)
     (tmp_path / name).write_bytes({"o.npy": objects, "o.npz": deflated("o", o=objects)}.get(name, EVIL))
-    with pytest.raises(DlxError, match=r"pickle|does not begin like"):
+    with pytest.raises(DlxError, match=r"pickle|does not begin with"):
         dlx.open(tmp_path / name)["o"]
     assert os.listdir(tmp_path) == [name]
 
@@ -403,14 +403,14 @@ def test_headers_that_lie(tmp_path):
     """Lengths, shapes, offsets and names that cannot be; more of them in the tests of `dlx inspect`."""
     one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     for header, data, words in (
-        ({"a": {**one, "shape": [3]}}, 8, "12 bytes by its shape and 8 by its offsets"),
-        ({"a": {**one, "data_offsets": [-8, 0]}}, 8, "no tensor can be"),
-        ({"a": {**one, "data_offsets": [8, 0]}}, 8, "no tensor can be"),
-        ({"a": {**one, "shape": [1 << 62] * 4}}, 8, "more bytes than there are"),
-        ({"a": {**one, "shape": [True, 2]}}, 8, "no tensor can be"),
+        ({"a": {**one, "shape": [3]}}, 8, "12 bytes by its shape, 8 by its offsets"),
+        ({"a": {**one, "data_offsets": [-8, 0]}}, 8, "invalid entry"),
+        ({"a": {**one, "data_offsets": [8, 0]}}, 8, "invalid entry"),
+        ({"a": {**one, "shape": [1 << 62] * 4}}, 8, "too many bytes"),
+        ({"a": {**one, "shape": [True, 2]}}, 8, "invalid entry"),
         ({"a": one, "b": {**one, "data_offsets": [4, 12]}}, 12, "overlap"),
         ({"a": {**one, "data_offsets": [8, 16]}}, 16, "gap"),
-        ({"a": one}, 7, "cut off"),
+        ({"a": one}, 7, "truncated"),
         ({"a": one}, 9, "follow its last tensor"),
     ):
         raw = json.dumps(header).encode()
@@ -420,9 +420,9 @@ def test_headers_that_lie(tmp_path):
     whole = deflated("b", a=ONE, b=ONE)
     at = whole.rindex(b"PK\1\2")
     for place, value, words in (
-        (at + 42, struct.pack("<I", 0), "overlap|damaged|differ"),  # the offset of the first member
+        (at + 42, struct.pack("<I", 0), "overlap|valid|differ"),  # the offset of the first member
         (at + 24, struct.pack("<I", 1 << 30), r"claims 1\.0 GiB, more than"),  # the inflated length
-        (at + 24, struct.pack("<I", 200), "length and checksum"),
+        (at + 24, struct.pack("<I", 200), "length or checksum"),
         (at + 16, b"\0\0\0\0", "checksum|CRC"),
     ):
         lying = bytearray(whole)

@@ -42,21 +42,21 @@ def zipped(*names):
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 BODIES = {
-    "lfs": (LFS, "pointer of Git LFS", "git lfs pull"),
-    "annex": ("/annex/objects/SHA256E-s12--4d7a.npy\n", "pointer of git-annex", "git annex get"),
-    "dvc": ("outs:\n- md5: a304afb96060aad90176268345e10355\n  path: x\n", "pointer of DVC", "dvc pull"),
+    "lfs": (LFS, "Git LFS pointer", "git lfs pull"),
+    "annex": ("/annex/objects/SHA256E-s12--4d7a.npy\n", "git-annex pointer", "git annex get"),
+    "dvc": ("outs:\n- md5: a304afb96060aad90176268345e10355\n  path: x\n", "DVC pointer", "dvc pull"),
     "html": (PAGE, "a web page", "curl -fL"),
     "html upper": ("<HTML><HEAD></HEAD></HTML>", "a web page", "curl -fL"),
     "xml": ('<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "XML", "curl -fL"),
     "json error": ('{"error": "Repository not found"}', "error message", "curl -fL"),
-    "json": ('{"weights": [1, 2]}', "it is JSON, which begins with '{\"weights\"", ""),
-    "index": ('{"metadata": {}, "weight_map": {"a": "model-1.bin"}}', "index of a checkpoint", "Open each"),
-    "text": ("Entry not found", "it is text, which begins with 'Entry not found'", ""),
+    "json": ('{"weights": [1, 2]}', "it is JSON that begins with '{\"weights\"", ""),
+    "index": ('{"metadata": {}, "weight_map": {"a": "model-1.bin"}}', "index of a checkpoint", "one by one"),
+    "text": ("Entry not found", "it is text that begins with 'Entry not found'", ""),
     "csv": ("a,b\n1,2\n" * 200, "it is text", ""),
     "umlauts": ("Größe, Maß\n" * 200, "it is text", ""),
-    "gzip": (gzip.compress(b"x"), "compressed by gzip", "gzip -dk"),
-    "bzip2": (bz2.compress(b"x"), "compressed by bzip2", "bzip2 -dk"),
-    "xz": (lzma.compress(b"x"), "compressed by xz", "xz -dk"),
+    "gzip": (gzip.compress(b"x"), "compressed with gzip", "gzip -dk"),
+    "bzip2": (bz2.compress(b"x"), "compressed with bzip2", "bzip2 -dk"),
+    "xz": (lzma.compress(b"x"), "compressed with xz", "xz -dk"),
     "tar": (tar(), "tar archive", "tar -xf"),
     "pickle": (pickle.dumps([1]), "it is a pickle", ""),
     "old pickle": (pickle.dumps([1], 2), "it is a pickle", ""),
@@ -64,8 +64,8 @@ BODIES = {
     "few zeros": (bytes(9), "its first 9 bytes are 0", "again"),
     "keras": (zipped("metadata.json", "config.json", "model.weights.h5"), "Keras 3", "unzip"),
     "docx": (zipped("[Content_Types].xml"), "office", ""),
-    "zip": (zipped("a.txt", "b.txt"), "a zip file without arrays in it; it holds a.txt, b.txt", ""),
-    "empty zip": (zipped(), "it holds nothing", ""),
+    "zip": (zipped("a.txt", "b.txt"), "a zip file without arrays; it contains a.txt, b.txt", ""),
+    "empty zip": (zipped(), "it contains nothing", ""),
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_files_of_other_libraries(tmp_path, np, torch):
 
         pyarrow.feather.write_feather(pyarrow.table({"a": [1]}), str(tmp_path / "x.feather"), version=1)
         tell("x.feather")
-        assert "Feather of version 1" in said["x.feather"]
+        assert "Feather file of version 1" in said["x.feather"]
     with contextlib.suppress(ImportError):
         import pyarrow.orc
 
@@ -184,7 +184,7 @@ def test_hdf5_after_a_block_of_another_program(tmp_path, np, name, block, words)
 
 def test_links_that_lead_nowhere(tmp_path):
     """A link of git-annex, or of a cache whose content was deleted, is named; a missing file is Python's error."""
-    for place, fix in ((".git/annex/objects/p8/MD5E-s3--ab.npy", "git annex get"), ("../blobs/4d7a", "Fetch it again")):
+    for place, fix in ((".git/annex/objects/p8/MD5E-s3--ab.npy", "git annex get"), ("../blobs/4d7a", "Download it")):
         path = tmp_path / "x.npy"
         path.unlink(missing_ok=True)
         path.symlink_to(place)
@@ -208,9 +208,9 @@ def test_half_downloads(tmp_path, end):
     for name, content in whole.items():
         path = tmp_path / f"{name}{end}"
         path.write_bytes(content[:-9])
-        with pytest.raises(FileError, match="it is cut off") as caught:
+        with pytest.raises(FileError, match="it is truncated") as caught:
             dlx.open(path)
-        assert caught.value.fix == "Write it or fetch it again."
+        assert caught.value.fix == "Save or download it again."
 
 
 def test_a_folder_with_one_file_of_several(tmp_path):
@@ -219,7 +219,7 @@ def test_a_folder_with_one_file_of_several(tmp_path):
     index.unlink()
     first = tmp_path / "model-00001-of-00002.safetensors"
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(FileError, match=r"holds one file of 2, .*, without an index"):
+    with pytest.raises(FileError, match=r"with one of 2 files, .*, but no index"):
         dlx.open(tmp_path)
     assert list(dlx.open(first)) == ["a"]
 

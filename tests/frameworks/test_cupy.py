@@ -17,7 +17,7 @@ from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core.stream import Stream
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import CopyRequiredError, DeviceError, DTypeError, LayoutError, StreamError
 
 N = 64
@@ -306,7 +306,7 @@ def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
 
     owner = Owner()
     gone, place, tensor = weakref.ref(owner), dlx.Device("cuda"), dlx.convert(other.made(), to="dlx")
-    with working(cupy.adapter, {place: Stream(place, Owner.ptr, owner)}):
+    with set_streams(cupy.adapter, {place: Stream(place, Owner.ptr, owner)}):
         result = dlx.convert(tensor, to="cupy")
     del owner
     assert gone() is not None

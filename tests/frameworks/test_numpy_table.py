@@ -30,7 +30,7 @@ class Owner(bytearray):
 def facts(np):
     """The facts that the table reads."""
     dlx.convert(np.ones(1), to="dlx")
-    return pytest.importorskip("_dlx_numpy").facts
+    return pytest.importorskip("_dlx_numpy").read_facts
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
             array = np.zeros(2, "u1" if mark == "|" else mark + "f4")
             assert array.dtype.byteorder == mark
             try:
-                module.facts(array)
+                module.read_facts(array)
                 print(mark)
             except BufferError:
                 pass

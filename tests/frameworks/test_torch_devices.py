@@ -22,7 +22,7 @@ from support.plugins.adapter_copy import adapter_module
 import dlx
 from dlx._core import native
 from dlx._core.stream import Stream
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import DeviceError, StreamError
 
 N = 64
@@ -322,7 +322,7 @@ def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, dev
     owner = Owner(cuda, device)
     handle = owner.ptr
     tensor = dlx.convert(other.made(device), to="dlx")
-    with working(torch.adapter, {place: Stream(place, handle, owner)}):
+    with set_streams(torch.adapter, {place: Stream(place, handle, owner)}):
         result = dlx.convert(tensor, to=torch.name) if by == "dlx" else torch.from_dlpack(tensor)
     assert torch.cuda.current_stream(device).cuda_stream == 0
     cuda.stall(handle, device)

@@ -60,7 +60,7 @@ def test_answers_are_those_of_torch(torch, guards):
         assert guards.handle(tensor) == tensor._cdata
         bits = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
         storage = tensor.untyped_storage().nbytes(), tensor.storage_offset()
-        assert guards.answers(tensor) == (*bits, *storage)
+        assert guards.read_facts(tensor) == (*bits, *storage)
 
 
 @pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere

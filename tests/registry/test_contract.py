@@ -77,6 +77,6 @@ def test_the_table_is_true_of_the_adapters():
         assert row.is_target is (type(first).capabilities is not Adapter.capabilities), root
         assert install_of(first) == f"pip install {row.install}"
         assert all(loaded[name] is loaded[root] for name in row.names)
-    known = registry._known()
+    known = registry._list_targets()
     assert all(f" {root}" in known for root, row in FRAMEWORKS.items() if row.is_target)
     assert not any(f" {root}," in known for root, row in FRAMEWORKS.items() if not row.is_target)

@@ -247,7 +247,7 @@ A.arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj
         """
     )
     lines = out.splitlines()
-    assert "bad failed to take it back: AttributeError" in lines[0]
+    assert "bad failed to restore it: AttributeError" in lines[0]
     assert lines[-2:] == ["[(3,), (3,)]", "0"]
 
 

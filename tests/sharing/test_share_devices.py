@@ -294,7 +294,7 @@ def test_forged_descriptions(cuda, other):
             """
 from dlx._sharing import sharing
 import copy
-parsed = sharing.parsed
+parse = sharing.parse
 changes = {
     "size": lambda m: [m[0], m[1], -1, m[3], m[4]],
     "key": lambda m: [m[0], m[1], m[2], "00" * 64, m[4]],
@@ -305,21 +305,21 @@ changes = {
 }
 for name, change in changes.items():
     def forged(text):
-        said = parsed(text)
+        said = parse(text)
         said["memories"] = [change(each) for each in said["memories"]]
         return said
-    sharing.parsed = forged
+    sharing.parse = forged
     try:
         print(name, dlx.attach(handle))
     except errors.HandleError:
         print(True, cuda.opened)
-sharing.parsed = lambda text: {**parsed(text), "numbers": [9] + parsed(text)["numbers"][1:]}
+sharing.parse = lambda text: {**parse(text), "numbers": [9] + parse(text)["numbers"][1:]}
 try:
     dlx.attach(handle)
 except errors.HandleError:
     print(True, cuda.opened)
-elsewhere = lambda text: [[m[0], "00" * 16, *m[2:]] for m in parsed(text)["memories"]]
-sharing.parsed = lambda text: {**parsed(text), "memories": elsewhere(text)}
+elsewhere = lambda text: [[m[0], "00" * 16, *m[2:]] for m in parse(text)["memories"]]
+sharing.parse = lambda text: {**parse(text), "memories": elsewhere(text)}
 try:
     dlx.attach(handle)
 except errors.DeviceError as error:

@@ -22,7 +22,7 @@ from dlx.adapter import (
     WriteTracking,
 )
 from dlx.testing import Broken
-from dlx.testing.checks.adapter import check_answers
+from dlx.testing.checks.adapter import check_results
 
 
 class Complete(Good):
@@ -74,7 +74,7 @@ def with_hook(adapter, hook, function):
 def answer(adapter):
     """Check every hook on one array."""
     tensor = dlx.empty((2, 3), "float32")
-    check_answers(adapter, adapter.kind(tensor), tensor)
+    check_results(adapter, adapter.kind(tensor), tensor)
 
 
 def test_right_answers_pass(adapter):
@@ -100,7 +100,7 @@ def test_a_wrong_answer_is_named(adapter, hook, rubbish):
     with found as caught:
         answer(adapter)
     if caught is not None:
-        assert f"{hook} of 'planted_complete' gave" in str(caught.value)
+        assert f"{hook} of 'planted_complete' returned" in str(caught.value)
 
 
 @pytest.mark.parametrize(

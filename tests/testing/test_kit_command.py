@@ -138,7 +138,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
         "planted::keyword-max-version-1 FAILED",
     ):  # fmt: skip
         assert line in text, text
-    assert "`copy=True` never shares: it gives memory of its own" in text and "not needed any more" in text
+    assert "`copy=True` never shares: it returns new memory" in text and "not needed any more" in text
     assert "Traceback" not in text
 
 

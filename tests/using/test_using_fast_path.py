@@ -308,7 +308,7 @@ def outcome(function, made, names):
 def complete_way():
     """Have calls take the complete way only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wrappers, "plan_of", lambda spec, function: None)
+        patch.setattr(wrappers, "build_plan", lambda spec, function: None)
         yield
 
 
@@ -460,8 +460,8 @@ def test_one_argument_that_is_not_simple_leaves_the_others_alone(invocations):
 
 def planned(monkeypatch):
     """Count the plans that are made, and the types that they learn."""
-    plans, learnt, made, learn = [], [], wrappers.plan_of, plan._Kinds.learn
-    monkeypatch.setattr(wrappers, "plan_of", lambda *args: plans.append(1) or made(*args))
+    plans, learnt, made, learn = [], [], wrappers.build_plan, plan._Kinds.learn
+    monkeypatch.setattr(wrappers, "build_plan", lambda *args: plans.append(1) or made(*args))
     monkeypatch.setattr(plan._Kinds, "learn", lambda self, kind: learnt.append(kind) or learn(self, kind))
     return plans, learnt
 

@@ -200,8 +200,8 @@ def test_elements_of_tvm_ffi_are_told_without_a_wrapper(torch):
     import _dlx_tvm_ffi
 
     assert _dlx_tvm_ffi.handle(x) == x.__chandle__() and _dlx_tvm_ffi.handle(5) is None
-    with pytest.raises(ValueError, match="no such objects"):
-        _dlx_tvm_ffi.unchanged(5, 6)
+    with pytest.raises(ValueError, match="expected an open container"):
+        _dlx_tvm_ffi.create_child_check(5, 6)
 
 
 @pytest.mark.parametrize("kind", ["Array", "List", "Map", "Dict"])

@@ -1491,7 +1491,7 @@ def test_what_a_view_is_made_of_stays(arrays):
         def __eq__(self, other):
             with pytest.raises(AttributeError, match="readonly"):
                 del view._source
-            with pytest.raises(TypeError, match="made once"):
+            with pytest.raises(TypeError, match="initialised only once"):
                 view.__init__([], view._handler, view._scope, view._path)
             for name in ("_slots", "_handler", "_scope", "_path"):
                 with pytest.raises(AttributeError, match="readonly"):
@@ -1512,7 +1512,7 @@ def test_an_iterator_that_is_advanced_twice_at_once():
     class Asks(collections.UserList):
         def __iter__(self):
             for each in self.data:
-                with pytest.raises(ValueError, match="advanced elsewhere"):
+                with pytest.raises(ValueError, match="another thread is already using"):
                     next(results)
                 yield each
 

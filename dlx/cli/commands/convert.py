@@ -11,9 +11,9 @@ from typing import Any
 
 from dlx._api.convert import convert, plan
 from dlx._api.describe import describe
-from dlx._files.atomic import replaced
+from dlx._files.atomic import replace_file
 from dlx._files.header import NO_ARRAYS
-from dlx._files.mapping import Archive, mapped
+from dlx._files.mapping import Archive, map_file
 from dlx._files.writing import FORMATS, Item, write
 from dlx._registry import lookup
 from dlx._registry.generic import Deferred
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         path = Path(stack.enter_context(stdin_file(screen)) if source == "-" else source)
         try:
             with _of(source):
-                archive = mapped(path)
+                archive = map_file(path)
             stack.callback(archive.close)
             with _of(source):
                 items, others, names = _items(archive, source)
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             kept = kept if target.suffix in (".safetensors", ".arrow") else {}
             with (
                 _of(str(target)),
-                replaced(target, force=arguments.force) as file,
+                replace_file(target, force=arguments.force) as file,
                 screen.bytes_done(f"writing {target}", total) as done,
             ):
                 write(file, target.suffix, items, kept, done)

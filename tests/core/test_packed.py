@@ -1,4 +1,4 @@
-"""`tensors_within`: packed numbers say which tensors lie in a piece of memory, and none is believed."""
+"""`tensors_unpack`: packed numbers describe tensors in a piece of memory, and all are checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED = (ValueError, errors.DlxError, OverflowError)
 
 
 def packed(shape, *, offset=0, dtype=(0, 32, 1), flags=0, strides=None, **fields):
-    """Return the numbers of a tensor; `fields` overwrite what would be right."""
+    """Return the numbers of a tensor; `fields` replace valid ones."""
     said = {"ndim": len(shape), "row_major": int(strides is None), "zero": 0, **fields}
     head = struct.pack("=qBBHBBBB", offset, *dtype, said["ndim"], flags, said["row_major"], said["zero"])
     return head + struct.pack(f"={len(shape)}q", *shape) + struct.pack(f"={len(strides or ())}q", *(strides or ()))
@@ -26,14 +26,14 @@ def packed(shape, *, offset=0, dtype=(0, 32, 1), flags=0, strides=None, **fields
 
 @pytest.fixture
 def memory():
-    """64 bytes, each its number."""
+    """64 bytes, each its index."""
     return bytearray(range(SIZE))
 
 
 def within(memory, *numbers, size=SIZE):
-    """Return the tensors over memory that numbers describe."""
+    """Return the tensors that numbers describe."""
     address = native.buffer_address(memoryview(memory))
-    return native.tensors_within(address, size, b"".join(numbers), 0, memory)
+    return native.tensors_unpack(address, size, b"".join(numbers), 0, memory)
 
 
 SHAPES = [(), (1,), (4,), (16,), (17,), (2, 3), (4, 4), (1, 1, 5), (0,), (3, 0)]
@@ -43,7 +43,7 @@ WIDTHS = [(0, 8, 1), (0, 16, 1), (0, 32, 1), (0, 64, 1), (2, 32, 2), (5, 128, 1)
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_the_last_byte_is_the_last(memory, dtype, is_plain):
-    """Every offset with every shape, row-major or by its strides: what ends behind the memory is refused."""
+    """Every offset with every shape, row-major or strided: a tensor that ends after the memory is rejected."""
     item = dtype[1] * dtype[2] // 8
     for offset, shape in itertools.product(range(-1, SIZE + 2), SHAPES):
         strides = None if is_plain else [math.prod(shape[i + 1 :]) for i in range(len(shape))]
@@ -64,7 +64,7 @@ def test_the_last_byte_is_the_last(memory, dtype, is_plain):
     [(HUGE,), (HUGE // 4,), (1 << 61,), (1 << 31, 1 << 31), (1 << 32, 1 << 32), (2, HUGE), (HUGE, 2), (-1,), (2, -3)],
 )
 def test_extents_that_overflow(memory, offset, shape):
-    """No product of extents wraps around to something small."""
+    """A product of extents that overflows is rejected."""
     for dtype in WIDTHS:
         with pytest.raises(REFUSED):
             within(memory, packed(shape, offset=offset, dtype=dtype))
@@ -81,7 +81,7 @@ def test_strides_that_leave_the_memory(memory, shape, strides, offset):
 
 
 def test_strides_that_stay_inside(memory):
-    """Up to the first byte, and the last."""
+    """To the first byte, and to the last."""
     (back,) = within(memory, packed((4,), strides=[-1], offset=12))
     assert dlx.convert(back, to="dlx", copy=True).tobytes() == b"".join(memory[i : i + 4] for i in (12, 8, 4, 0))
     (wide,) = within(memory, packed((4,), strides=[5], offset=0))
@@ -97,7 +97,7 @@ def test_strides_that_stay_inside(memory):
     ],
 )  # fmt: skip
 def test_each_field_is_checked(memory, wrong):
-    """Alone, and after a tensor that is right, of which nothing is left."""
+    """Alone, and after a valid tensor, which is not created either."""
     good = packed((2,))
     for numbers in ((packed((2,), **wrong),), (good, packed((2,), **wrong))):
         with pytest.raises(REFUSED):
@@ -108,7 +108,7 @@ def test_each_field_is_checked(memory, wrong):
 
 
 def test_a_size_below_0_is_refused(memory):
-    """And one that is smaller than what the numbers say."""
+    """Also a size that is smaller than the tensors."""
     for size in (-1, 0, 7):
         with pytest.raises(REFUSED):
             within(memory, packed((2,)), size=size)

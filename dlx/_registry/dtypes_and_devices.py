@@ -17,7 +17,7 @@ from dlx.errors import DlxError
 def _from_native(part: str, obj: Any) -> Any:
     """Return the dtype or device (`part` is ``"dtypes"`` or ``"devices"``) that an object is, or None."""
     module = module_of(obj if isinstance(obj, type) else type(obj))
-    for adapter in registry.imported() if isinstance(obj, str) else registry.of_package(module):
+    for adapter in registry.iterate_imported() if isinstance(obj, str) else registry.iterate_package(module):
         if part == "devices" and not has_device_objects(adapter.devices):
             continue
         try:

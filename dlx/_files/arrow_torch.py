@@ -1,4 +1,4 @@
-"""Files that another library maps into its own objects: Arrow IPC by pyarrow, .pt by torch."""
+"""Readers of Arrow IPC files and torch checkpoints, which pyarrow and torch memory-map themselves."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import re
 import warnings
 from typing import Any
 
-from dlx._files.header import AGAIN, File, Memory, check_names, needed, unreadable
-from dlx._files.npy import opened_zip, start_of
+from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
+from dlx._files.npy import find_data_start, open_zip
 from dlx._support.reflect import find_in
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
 __all__ = ["arrow_columns", "load_checkpoint"]
 
-MAX_RATIO = 1 << 15  # of the bytes of a buffer to compressed ones: Zstandard writes 128 KiB of one value as 4 bytes
-MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
-TRUST = "If you trust the file, allow them{} by torch.serialization.safe_globals, and open it in that block."
+MAX_RATIO = 1 << 15  # of a buffer's size to the file's: Zstandard compresses 128 KiB of one value to 4 bytes
+MAX_PICKLE = 64 << 20  # bytes of a checkpoint's pickle, and of each other member that is not a tensor's data
+TRUST = "If you trust the file, open it inside `with torch.serialization.safe_globals({})`."
 
 
 def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
-    """Return the columns of an Arrow IPC file or stream, over its mapped memory if they are not compressed."""
-    pa = needed("pyarrow", ".arrow")
+    """Return the columns of an Arrow IPC file or stream; they use its mapped memory unless they are compressed."""
+    pa = import_reader("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
         with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
@@ -37,7 +37,7 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
                     pass
                 if mapped.read(4) == b"\xff\xff\xff\xff":
                     fix = "Read each with pyarrow.ipc.open_stream from one open file."
-                    raise FileError("it holds several Arrow streams, one after the other", fix=fix)
+                    raise FileError("it contains several Arrow streams, one after the other", fix=fix)
                 mapped.seek(0)
                 reader = ipc.open_stream(mapped)
             table = reader.read_all()
@@ -49,14 +49,14 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
         if claimed > MAX_RATIO * file.size:
             reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
             raise FileError(reason, fix=AGAIN) from error
-        raise unreadable("pyarrow", error) from error
+        raise reader_error("pyarrow", error) from error
     check_names(table.column_names)
     columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
     return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
 
 
 def _check_end(ipc: Any, mapped: Any, size: int) -> None:
-    """Raise `FileError` if another Arrow file follows: pyarrow would apply its list of batches to the first."""
+    """Raise `FileError` if another Arrow file follows; pyarrow would apply its footer to the first file."""
     mapped.seek(8)
     for _ in ipc.MessageReader.open_stream(mapped):
         pass
@@ -65,28 +65,28 @@ def _check_end(ipc: Any, mapped: Any, size: int) -> None:
     rest = size - 10 - int.from_bytes(mapped.read(4), "little") - end  # 0 in a single file
     mapped.seek(end)
     if rest > 0 and b"ARROW1\0\0" in mapped.read_buffer(rest).to_pybytes():
-        raise FileError("it holds several Arrow files, one after the other", fix="Take the files apart.")
+        raise FileError("it contains several Arrow files, one after the other", fix="Split it into separate files.")
 
 
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:
-    """Load a checkpoint of torch, tensors and plain data only, memory-mapped; return it, and where it was saved."""
-    with opened_zip(file) as archive:  # torch reads all members whole but the tensors' data
+    """Load a torch checkpoint of tensors and plain data, memory-mapped; return it and the devices it was saved from."""
+    with open_zip(file) as archive:  # torch reads all members into memory, except for the tensors' data
         data: list[Any] = []
         others: list[Any] = []
         for each in archive.infolist():
             (data if re.search(r"/data/\d+$", each.filename) else others).append(each)
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
-            fix = "Read them: dlx.convert(torch.jit.load(path).state_dict(), to=...)."
-            raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none", fix=fix)
+            fix = "Read its tensors: dlx.convert(torch.jit.load(path).state_dict(), to=...)."
+            raise FileError("it is a TorchScript archive, which contains a program; dlx runs no code in files", fix=fix)
         if any(each.compress_type for each in data):
-            raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it again by torch.save.")
-        records = {start_of(file, each): each.file_size for each in data}
+            raise FileError("its tensors are compressed and cannot be mapped", fix="Save it again with torch.save.")
+        records = {find_data_start(file, each): each.file_size for each in data}
     largest = max((each.file_size for each in others), default=0)
     if largest > MAX_PICKLE:
-        raise FileError(f"its list of tensors claims {largest:,} bytes, and dlx reads at most {MAX_PICKLE:,}")
-    package = needed("torch", ".pt")
+        raise FileError(f"its list of tensors claims {largest:,} bytes; dlx reads at most {MAX_PICKLE:,}")
+    package = import_reader("torch", ".pt")
     saved_on: dict[int, str] = {}
-    sizes: dict[int, int] = {}  # address of a storage -> its bytes, as the list of tensors has them
+    sizes: dict[int, int] = {}  # address of a storage -> its bytes, according to the pickle
 
     def keep(storage: Any, location: str) -> Any:
         saved_on[storage.data_ptr()] = location
@@ -96,32 +96,32 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's warnings for users of `load`
-            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):  # whatever the program has set
+            warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
+            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
                 loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
-    except Exception as error:  # whatever a damaged or hostile file brings about
+    except Exception as error:  # a damaged or hostile file can cause any exception
         raise _why_not_loaded(package, file, error) from error
-    # torch believes the list: each storage must be one of the file's records, all at one distance from their addresses.
+    # torch trusts the pickle, so check it: one base address must map every storage to a record of the same size.
     first = min(sizes, default=0)
     if sizes and not any(all(records.get(at - first + s) == n for at, n in sizes.items()) for s in records):
-        raise FileError("its list of tensors does not match the data that it holds", fix=AGAIN)
+        raise FileError("it is damaged: its list of tensors does not match its data", fix=AGAIN)
     return loaded, sorted({*saved_on.values()} - {"cpu"})
 
 
 def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
-    failure = unreadable("torch", error)
+    failure = reader_error("torch", error)
     if isinstance(failure, FileError):
-        if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 for a torch that cannot say it
-            reason = "torch loads no checkpoint while it traces, or inside FakeTensorMode"
+        if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 if this torch lacks the function
+            reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
-        with contextlib.suppress(Exception):  # of a damaged file, again
-            code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # names in its pickle; none is run
+        with contextlib.suppress(Exception):  # the file may be damaged
+            code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # reads names, runs nothing
             if code:
-                named = one_line(", ".join(code), 120)
-                reason = f"it wants to run code ({named}), which weights_only refuses; nothing was run"
-                return FileError(reason, fix=TRUST.format(f" ([{named}])"))
+                names = one_line(", ".join(code), 120)
+                reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
+                return FileError(reason, fix=TRUST.format(f"[{names}]"))
         why = find_in(error, r"WeightsUnpickler error:\s*(.+)")
         if why:
-            fix = TRUST.format("") if "allowlisted" in why else AGAIN
-            return FileError(f"torch's weights_only refuses it: {one_line(why, 200)}", fix=fix)
+            fix = TRUST.format("[...]") if "allowlisted" in why else AGAIN
+            return FileError(f"torch's weights_only does not allow it: {one_line(why, 200)}", fix=fix)
     return failure

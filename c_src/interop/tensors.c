@@ -1,4 +1,4 @@
-/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and checking one. */
+/* Builtins that create dlx.Tensor objects from addresses, views and copies, or check them. */
 
 #include "interop.h"
 #include "core/allocate.h"
@@ -10,7 +10,7 @@ static int read_numbers(PyObject* sequence, int64_t* out, Py_ssize_t n, const ch
   if (fast == NULL) return -1;
   int ok = PyTuple_GET_SIZE(fast) == n;
   if (!ok)
-    PyErr_Format(PyExc_ValueError, "%s wants %zd numbers, found %zd", what, n,
+    PyErr_Format(PyExc_ValueError, "%s takes %zd numbers, found %zd", what, n,
                  PyTuple_GET_SIZE(fast));
   for (Py_ssize_t i = 0; ok && i < n; i++) {
     out[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(fast, i));
@@ -36,7 +36,7 @@ int py_read_device(PyObject* pair, DLDevice* out) {
   int64_t n[2];
   if (read_numbers(pair, n, 2, "device") < 0) return -1;
   if (n[0] < INT32_MIN || n[0] > INT32_MAX || n[1] < INT32_MIN || n[1] > INT32_MAX) {
-    PyErr_SetString(PyExc_OverflowError, "a device is two numbers of 32 bits");
+    PyErr_SetString(PyExc_OverflowError, "a device is two 32-bit integers");
     return -1;
   }
   *out = (DLDevice){(int32_t)n[0], (int32_t)n[1]};
@@ -44,7 +44,7 @@ int py_read_device(PyObject* pair, DLDevice* out) {
 }
 
 PY_DOC(tensor_new,
-       "Make a dlx.Tensor over memory that `owner` keeps alive; strides in elements, or None.");
+       "Return a dlx.Tensor of memory that `owner` keeps alive. strides are in elements, or None.");
 static PyObject* tensor_new(PyObject* module, PyObject* args) {
   PyObject *address, *shape, *strides, *dtype, *device, *owner;
   unsigned long long flags;
@@ -73,9 +73,10 @@ static PyObject* tensor_new(PyObject* module, PyObject* args) {
   return py_tensor_result(status, made);
 }
 
-PY_DOC(tensor_view,
-       "Make a further dlx.Tensor over the same memory. dtype, device and flags are the tensor's "
-       "own if None; the view also keeps `owner` alive unless that is None.");
+PY_DOC(
+    tensor_view,
+    "Return a dlx.Tensor of the same memory. None for dtype, device or flags keeps the tensor's. "
+    "The view also keeps `owner` (or None) alive.");
 static PyObject* tensor_view(PyObject* module, PyObject* args) {
   PyObject *tensor, *dtype, *device, *flags_object, *owner;
   if (!PyArg_ParseTuple(args, "OOOOO:tensor_view", &tensor, &dtype, &device, &flags_object, &owner))
@@ -94,7 +95,7 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   int packed_bits = like.dtype.bits * like.dtype.lanes;
   if (item != dlx_itemsize(base->dl_tensor.dtype, base->flags) ||
       (item == 0 && packed_bits != base->dl_tensor.dtype.bits * base->dl_tensor.dtype.lanes))
-    return py_raise(DLX_E_MISMATCH, "a view of another element size");
+    return py_raise(DLX_E_MISMATCH, "a view must have the same element size");
   int status;
   if (owner == Py_None) {
     status = dlx_managed_share(base, &like, flags, &made);
@@ -110,8 +111,8 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
 }
 
 /* Copy host memory, or device memory on a stream. Errors: a status, and *out is NULL. */
-static int copy(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
-                DLManagedTensorVersioned** out) {
+static int copy_to_host(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
+                        DLManagedTensorVersioned** out) {
   *out = NULL;
   int status = dlx_managed_empty(from, flags, keep_order, out);
   if (status != DLX_OK) return status;
@@ -126,7 +127,7 @@ static int copy(const DLTensor* from, uint64_t flags, int keep_order, uint64_t s
 
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
                                           uint64_t stream) {
-  enum { FEW = 1 << 14 /* bytes that move in less time than the GIL takes to change hands */ };
+  enum { FEW = 1 << 14 /* bytes: faster to copy than to release the GIL */ };
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
   DLManagedTensorVersioned* fresh;
@@ -137,7 +138,7 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
     dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
     state = PyEval_SaveThread();
   }
-  int status = copy(t, flags, keep_order, stream, &fresh);
+  int status = copy_to_host(t, flags, keep_order, stream, &fresh);
   if (state) {
     PyEval_RestoreThread(state);
     py_managed_release(from);
@@ -146,8 +147,8 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 }
 
 PY_DOC(tensor_copy,
-       "Copy into fresh, writable host memory, row-major or in the order of dimensions; device "
-       "memory on a stream that waits for it already.");
+       "Copy to writable host memory, row-major or in the source's order of dimensions. The stream "
+       "for device memory must already wait for it.");
 static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
       py_args("tensor_copy", nargs, 2, 3) ? py_tensor_managed(args[0]) : NULL;
@@ -158,8 +159,8 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   return m ? py_tensor_wrap(m) : NULL;
 }
 
-/* Whether tensors stack: on one device, of any number if the host reads them. */
-static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
+/* Host memory may have different device numbers. */
+static int can_stack(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
   uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   return s->ndim == t->ndim && memcmp(&s->dtype, &t->dtype, sizeof s->dtype) == 0 &&
@@ -169,20 +170,21 @@ static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVer
          (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
 }
 
-/* Fresh memory for n tensors like `row`, if a consumer (or NULL) takes it. Errors: a status. */
-static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
-                      const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
+/* Allocate n rows like `row`, unless a consumer (or NULL) rejects them: then *out is unchanged.
+ * Errors: a status. */
+static int allocate_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
+                         const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
   int64_t shape[DLX_MAX_NDIM + 1] = {n};
   DLTensor like = row->dl_tensor;
   uint64_t flags = row->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   if (dlx_itemsize(like.dtype, flags) == 0 &&
       dlx_size(&like) * like.dtype.bits * like.dtype.lanes % 8 != 0)
-    return DLX_E_PACKED; /* rows would not begin on a byte */
+    return DLX_E_PACKED; /* rows must begin on a byte */
   if (like.ndim) memcpy(shape + 1, like.shape, (size_t)like.ndim * sizeof *shape);
   like.shape = shape;
   like.strides = NULL;
   like.ndim++;
-  like.data = (void*)(uintptr_t)DLX_ALIGNMENT; /* as aligned as the memory will be; not read */
+  like.data = (void*)(uintptr_t)DLX_ALIGNMENT; /* for the checks of alignment */
   like.byte_offset = 0;
   int status = dlx_validate(&like, flags);
   if (status != DLX_OK || (consumer && dlx_check(&like, flags, consumer))) return status;
@@ -205,14 +207,14 @@ static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
 }
 
 PY_DOC(tensor_stack,
-       "Stack a list of tensors that no other thread knows into a new one. Return the number of "
+       "Stack a list of tensors that no other thread uses into a new tensor. Return the index of "
        "the first that differs in shape, dtype or device, or None if the dlx_capabilities at an "
-       "address do not take the result.");
+       "address reject the result.");
 static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_args("tensor_stack", nargs, 1, 2)) return NULL;
   PyObject* tensors = args[0];
   if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
-    return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list with tensors in it");
+    return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list of tensors that is not empty");
   const dlx_capabilities* consumer = nargs == 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
   if (consumer == NULL && PyErr_Occurred()) return NULL;
   Py_ssize_t n = PyList_GET_SIZE(tensors);
@@ -220,13 +222,13 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   if (rows == NULL) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < n; i++) {
     rows[i] = py_tensor_managed(PyList_GET_ITEM(tensors, i)); /* the list keeps it */
-    if (rows[i] && same_kind(rows[0], rows[i])) continue;
+    if (rows[i] && can_stack(rows[0], rows[i])) continue;
     PyMem_Free(rows);
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
   }
   int status;
   Py_BEGIN_ALLOW_THREADS
-    status = empty_rows(rows[0], n, consumer, &whole);
+    status = allocate_rows(rows[0], n, consumer, &whole);
     if (status == DLX_OK && whole) status = copy_rows(rows, n, whole);
   Py_END_ALLOW_THREADS
   PyMem_Free(rows);
@@ -236,7 +238,7 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   return py_raise(status, NULL);
 }
 
-PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or the other way.");
+PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or vice versa.");
 static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   DLManagedTensorVersioned *from = py_tensor_managed(tensor), *made;
   if (from == NULL) return NULL;
@@ -249,13 +251,14 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   return py_raise(status, NULL);
 }
 
-PY_DOC(tensor_check, "Return DLX_INCOMPATIBLE_* for the dlx_capabilities at an address.");
+PY_DOC(tensor_check, "Return the DLX_INCOMPATIBLE_* bits for the dlx_capabilities at an address.");
 static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
       py_args("tensor_check", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
   const dlx_capabilities* consumer = m ? PyLong_AsVoidPtr(args[1]) : NULL;
   if (consumer == NULL) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no capabilities at address 0");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_ValueError, "the address of the capabilities is 0");
     return NULL;
   }
   return PyLong_FromUnsignedLong(dlx_check(&m->dl_tensor, m->flags, consumer));
@@ -265,38 +268,38 @@ PY_DOC(buffer_address, "Return the address of a memoryview's first element.");
 static PyObject* buffer_address(PyObject* module, PyObject* view) {
   if (!PyMemoryView_Check(view))
     return PyErr_Format(PyExc_TypeError, "buffer_address takes a memoryview");
-  Py_buffer buffer; /* a view may have been released */
+  Py_buffer buffer; /* checks that the view is not released */
   if (PyObject_GetBuffer(view, &buffer, PyBUF_FULL_RO) < 0) return NULL;
   void* address = buffer.buf;
   PyBuffer_Release(&buffer);
   return PyLong_FromVoidPtr(address);
 }
 
-/* The owner of an adopted tensor: the foreign struct, and the Python object that may hold that. */
+/* The owner of a wrapped foreign tensor. */
 typedef struct {
-  DLManagedTensorVersioned* wrapper; /* owes the foreign deleter; disowned when only borrowed */
-  PyObject* keep;                    /* may be NULL; released after the deleter has run */
-} adopted;
+  DLManagedTensorVersioned* wrapper; /* owes the foreign deleter, unless borrowed */
+  PyObject* keep;                    /* or NULL; released after the deleter has run */
+} foreign_owner;
 
-static void release_adopted(void* owner) {
-  adopted* self = owner;
+static void release_foreign(void* owner) {
+  foreign_owner* self = owner;
   dlx_managed_release(self->wrapper);
   if (self->keep) py_release_object(self->keep);
   free(self);
 }
 
-/* Owns: `out` owes the deleter (unless borrowed) and a reference to `keep`. Errors: a status. */
-static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
-                 DLManagedTensorVersioned** out) {
-  adopted* self = dlx_allocate(sizeof *self);
+/* Owns: *out owes the deleter (unless borrowed) and a reference to `keep`. Errors: a status. */
+static int wrap_foreign(void* foreign, int legacy, int borrow, PyObject* keep,
+                        DLManagedTensorVersioned** out) {
+  foreign_owner* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
-  *self = (adopted){.keep = keep};
+  *self = (foreign_owner){.keep = keep};
   int status = legacy ? dlx_legacy_adopt(foreign, &self->wrapper)
                       : dlx_managed_adopt(foreign, &self->wrapper);
   if (status == DLX_OK) {
     /* The copied flag describes a hand-over, not the memory. */
     uint64_t flags = self->wrapper->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_adopted, out);
+    status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_foreign, out);
     if (status != DLX_OK || borrow) dlx_managed_own(self->wrapper, NULL, NULL);
     if (status != DLX_OK) dlx_managed_release(self->wrapper);
   }
@@ -308,41 +311,42 @@ static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
 }
 
 PY_DOC(managed_adopt,
-       "Make a dlx.Tensor from a managed tensor at an address, which it owes the deleter unless "
-       "borrowed; `keep` lives until that has run.");
+       "Return a dlx.Tensor that owns the managed tensor at an address, unless borrowed. `keep` "
+       "lives until the deleter has run.");
 static PyObject* managed_adopt(PyObject* module, PyObject* args) {
   PyObject *address, *keep;
   int legacy, borrow;
   if (!PyArg_ParseTuple(args, "OppO:managed_adopt", &address, &legacy, &borrow, &keep)) return NULL;
   void* foreign = PyLong_AsVoidPtr(address);
   if (foreign == NULL) {
-    if (!PyErr_Occurred()) py_raise(DLX_E_NULL, "there is no managed tensor at address 0");
+    if (!PyErr_Occurred()) py_raise(DLX_E_NULL, "the address of the managed tensor is 0");
     return NULL;
   }
-  /* The shell comes first: nothing may fail once memory has been taken. */
+  /* Allocate first: nothing may fail after taking ownership. */
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) return NULL;
-  int status = adopt(foreign, legacy, borrow, keep == Py_None ? NULL : keep, &tensor->managed);
+  int status =
+      wrap_foreign(foreign, legacy, borrow, keep == Py_None ? NULL : keep, &tensor->managed);
   if (status == DLX_OK) return (PyObject*)tensor;
   Py_DECREF(tensor);
   if (status != DLX_E_VERSION) return py_raise(status, NULL);
   const DLPackVersion* found = foreign; /* the first field of every version */
-  return py_raise(status, "the struct says DLPack %u.%u, dlx reads 1.x", found->major,
+  return py_raise(status, "the struct has DLPack version %u.%u, dlx reads 1.x", found->major,
                   found->minor);
 }
 
 PY_DOC(tensor_address,
-       "Return the address of a dlx.Tensor's DLTensor, which lives as long as the tensor.");
+       "Return the address of a dlx.Tensor's DLTensor; valid while the tensor is alive.");
 static PyObject* tensor_address(PyObject* module, PyObject* tensor) {
   DLManagedTensorVersioned* made = py_tensor_managed(tensor);
   return made ? PyLong_FromVoidPtr(&made->dl_tensor) : NULL;
 }
 
-PY_DOC(tensor_empty, "Make a dlx.Tensor over fresh host memory for the DLTensor at an address.");
+PY_DOC(tensor_empty, "Return a dlx.Tensor of new host memory like the DLTensor at an address.");
 static PyObject* tensor_empty(PyObject* module, PyObject* address) {
   const DLTensor* like = PyLong_AsVoidPtr(address);
   if (like == NULL) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no DLTensor at address 0");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the address of the DLTensor is 0");
     return NULL;
   }
   DLManagedTensorVersioned* made;
@@ -351,7 +355,7 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
   return py_tensor_result(status, made);
 }
 
-PyMethodDef py_make_functions[] = {
+PyMethodDef py_tensor_functions[] = {
     PY_VARARGS(tensor_new),
     PY_VARARGS(tensor_view),
     PY_FASTCALL(tensor_copy),
