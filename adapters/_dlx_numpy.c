@@ -157,7 +157,7 @@ static int import_tensor(DLManagedTensorVersioned* m, void** out) {
   }
   static char nothing[16]; /* numpy would allocate memory for NULL */
   char* data = (char*)t->data + t->byte_offset;
-  if (t->data == NULL) { /* no elements */
+  if (t->data == NULL) {
     data = nothing;
     memset(byte_strides, 0, sizeof byte_strides);
   }

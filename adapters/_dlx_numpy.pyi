@@ -1,4 +1,4 @@
-"""An exchange table for numpy's arrays, compiled from `_dlx_numpy.c`."""
+"""Exchange table for numpy arrays, compiled from `_dlx_numpy.c`."""
 
 from typing import Any
 

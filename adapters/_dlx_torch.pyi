@@ -1,4 +1,4 @@
-"""torch's guards, asked in C, compiled from `_dlx_torch.c`."""
+"""torch's guards in C, compiled from `_dlx_torch.c`."""
 
 from collections.abc import Callable
 from typing import Any

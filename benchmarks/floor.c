@@ -1,8 +1,8 @@
-/* The C floor of a conversion: the calls to both exchange tables, one small managed tensor, and the
- * guards of the adapter, and nothing else. No table of routes, no validation, no check of what the
- * consumer takes, no error of our own. What `dlx.convert` takes longer is what dlx adds.
+/* The C floor of a conversion: calls to both exchange tables, one small managed tensor, and the
+ * adapter's guards. It has no table of routes, no validation, no check of the consumer's limits and
+ * no errors. The difference between `dlx.convert` and the floor is the cost of dlx.
  *
- * floor.py compiles this and hands over the adapter's own data. */
+ * floor.py compiles this file and passes the adapter's data. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -22,9 +22,9 @@ typedef struct {
   getter get;
   void* closure;
   PyCFunction call;
-  uint32_t codes; /* bit n = asked where the dtype code is n */
+  uint32_t codes; /* bit n = called if the dtype code is n */
   int of_owner;
-  PyObject* resolve; /* name of a method that makes the answer false for good, or NULL */
+  PyObject* resolve; /* name of a method that clears the condition for good, or NULL */
 } guard;
 
 typedef struct {
@@ -48,9 +48,8 @@ typedef struct {
 
 static PyTypeObject *holder_type, *blank_type;
 
-/* Consumers may call this without the GIL. What a release needs when the interpreter goes meanwhile
- * (c_src/base/gil.c) is left out: it is no part of a floor, and a benchmark drops its results
- * itself. */
+/* Consumers may call this without the GIL. The floor does not handle releases while the interpreter
+ * shuts down (c_src/base/gil.c): a benchmark drops its results before. */
 static void release(DLManagedTensorVersioned* managed) {
   PyGILState_STATE state = PyGILState_Ensure();
   Py_DECREF(((borrowed*)managed)->owner);
@@ -134,8 +133,8 @@ static PyCFunction function_of(PyObject* descriptor) {
   return NULL;
 }
 
-/* make(give, take, guards, quick, switches, owner): a function of one array. Everything that it
- * holds is held for ever. */
+/* make(give, take, guards, quick, switches, owner): a function of one array. It is never freed.
+ */
 static PyObject* make(PyObject* module, PyObject* args) {
   PyObject *give, *take, *guards, *quick, *switches, *owner;
   route r = {0};
@@ -184,8 +183,8 @@ static PyObject* make(PyObject* module, PyObject* args) {
   return function;
 }
 
-/* read_arrow(obj, method): call __arrow_c_array__ or __arrow_c_stream__ of an object, and its
- * library's own functions as every reader must: the type, each batch, the end, all releases. */
+/* read_arrow(obj, method): call __arrow_c_array__ or __arrow_c_stream__ of an object, and the
+ * library's functions that every reader calls: the type, each batch, the end, all releases. */
 static PyObject* read_arrow(PyObject* module, PyObject* args) {
   PyObject *obj, *method;
   if (!PyArg_ParseTuple(args, "OU", &obj, &method)) return NULL;
@@ -203,13 +202,12 @@ static PyObject* read_arrow(PyObject* module, PyObject* args) {
     }
     if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the stream failed");
   }
-  Py_DECREF(given); /* its destructor releases what was not moved */
+  Py_DECREF(given); /* its destructor releases the contents unless they were moved */
   if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
 }
 
-/* What dlx.Tensor is to CPython's allocator and collector, and to malloc: of the same sizes, and
- * empty. */
+/* An empty object with the sizes of dlx.Tensor for malloc and CPython's collector. */
 typedef struct {
   PyObject_HEAD void* block;
   void* unused[3];
@@ -253,7 +251,7 @@ typedef struct {
 
 static void forget(DLManagedTensorVersioned* managed) {}
 
-/* A list of what the target's import slot makes of each tensor. */
+/* Return a list of the results of the target's import slot for each tensor. */
 static PyObject* import_all(PyObject* self, PyObject* unused) {
   const ready* r = (const ready*)PyBytes_AS_STRING(self);
   PyObject* list = PyList_New(r->n);
@@ -269,8 +267,8 @@ static PyObject* import_all(PyObject* self, PyObject* unused) {
 
 static PyMethodDef import_def = {"import_all", import_all, METH_NOARGS, NULL};
 
-/* importer(give, take, arrays): a function that hands tensors over the memory of all arrays of a
- * list, made beforehand, to a target's import slot. Everything that it holds is held for ever. */
+/* importer(give, take, arrays): a function that passes tensors over the memory of all arrays of
+ * a list, prepared beforehand, to a target's import slot. It is never freed. */
 static PyObject* importer(PyObject* module, PyObject* args) {
   PyObject *give, *take, *arrays;
   if (!PyArg_ParseTuple(args, "OOO!", &give, &take, &PyList_Type, &arrays)) return NULL;
@@ -298,8 +296,7 @@ static PyObject* importer(PyObject* module, PyObject* args) {
   return function;
 }
 
-/* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
- */
+/* mark(label): under valgrind, begin to count, or dump the counts since the last mark. */
 static PyObject* mark(PyObject* module, PyObject* label) {
 #ifdef CALLGRIND_DUMP_STATS_AT
   const char* text = PyUnicode_AsUTF8(label);

@@ -200,10 +200,13 @@ class DlxError(Exception):
     where
         The path as text: ``"obj['a'][3].x"``.
     fix
-        The sentence about `option`, then the parameter `fix`.
+        The sentence about `option`, then the parameter `fix`; without both, `usual_fix`.
+    usual_fix
+        The usual solution for errors of this class; may be empty.
     """
 
     action = "convert"
+    usual_fix = ""
 
     def __init__(
         self,
@@ -261,7 +264,8 @@ class DlxError(Exception):
 
     def advice(self, write: Callable[[str, Any], str] = format_option) -> str:
         """Return `fix` with its options formatted by ``write(name, value)``; without a value, it gets the name."""
-        return sentences(option_text(self.option, write, self.via), self._fix)
+        fix = sentences(option_text(self.option, write, self.via), self._fix)
+        return fix or ("" if self.brief.endswith(".") else self.usual_fix)  # texts of C may contain the fix
 
     def __str__(self) -> str:
         action = ""
@@ -284,7 +288,7 @@ class DlxError(Exception):
         if not (self.path or self.root):
             self.path, self.root = path, root
         for name, value in parts.items():
-            if not getattr(self, name):
+            if not ((self._fix or self.option) if name == "fix" else getattr(self, name)):
                 setattr(self, name, value)
         return self
 
@@ -296,21 +300,31 @@ class ConversionError(DlxError, BufferError):
 class CopyRequiredError(ConversionError, ValueError):
     """The caller passed ``copy=False``, but the conversion needs a copy."""
 
+    usual_fix = "Drop copy=False."
+
 
 class ReadOnlyError(ConversionError, ValueError):
     """The memory is read-only, and the consumer cannot represent that."""
+
+    usual_fix = "Pass a writable copy."
 
 
 class LayoutError(ConversionError, ValueError):
     """The consumer cannot represent the memory layout (sparse, masked, null data, size overflow)."""
 
+    usual_fix = "Reshape or copy it in its own framework first."
+
 
 class DTypeError(ConversionError, TypeError):
     """The consumer has no such dtype."""
 
+    usual_fix = "Convert it to another dtype in its own framework first."
+
 
 class DeviceError(ConversionError, RuntimeError):
     """The device is unknown, missing, or unsupported by the consumer."""
+
+    usual_fix = "Move it to the host in its own framework first."
 
 
 class DeviceNameError(DeviceError, ValueError):
@@ -320,23 +334,32 @@ class DeviceNameError(DeviceError, ValueError):
 class StreamError(ConversionError, ValueError):
     """The stream is invalid for this device."""
 
+    usual_fix = "Leave stream out."
+
 
 class ProtocolError(ConversionError, ValueError):
     """The producer violates the DLPack protocol, or uses another major version."""
 
+    usual_fix = "Report it to its producer, which violates DLPack."
+
 
 class ConsumedError(ProtocolError):
     """The capsule, or the tensor made from it, has been used already."""
+
+    usual_fix = "Export it again."
 
 
 class FileError(DlxError, ValueError):
     """The file has an unsupported format, is damaged or truncated, or is closed."""
 
     action = "read"
+    usual_fix = "Write it or fetch it again."
 
 
 class HandleError(DlxError, ValueError):
     """The handle of shared memory is invalid, has another version, or its memory no longer exists."""
+
+    usual_fix = "Share it again, and attach the new handle."
 
 
 class AdapterNotFoundError(DlxError, TypeError):
@@ -349,3 +372,5 @@ class FrameworkNotInstalledError(DlxError, ImportError):  # type: ignore[misc]  
 
 class PluginError(DlxError, RuntimeError):
     """An adapter plugin is broken; `__cause__` has the error."""
+
+    usual_fix = "Repair or uninstall the plugin."

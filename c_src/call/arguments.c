@@ -64,7 +64,7 @@ static PyObject* get_plan_item(const call* c, int which) {
 
 /* ---- kinds ----------------------------------------------------------------------------------- */
 
-/* Owns: new. GIL: needed; may run Python. Errors: NULL with an exception. */
+/* Errors: NULL with an exception. */
 static PyObject* find_kind(const call* c, PyObject* obj) {
   PyTypeObject *type = Py_TYPE(obj), *meta = Py_TYPE(type);
   if (meta->tp_hash == PyType_Type.tp_hash && meta->tp_richcompare == PyType_Type.tp_richcompare) {
@@ -106,7 +106,6 @@ static int is_container(PyObject* pair) {
   return PyTuple_GET_ITEM(pair, IS_CONTAINER) == Py_True;
 }
 
-/* Errors: -1 with MemoryError. */
 static int note_pair(py_visitor* visitor, PyObject* own, PyObject* passed, int is_container) {
   call* c = (call*)visitor;
   if (own == c->values || own == c->options) return 0; /* not arguments */
@@ -117,7 +116,7 @@ static int note_pair(py_visitor* visitor, PyObject* own, PyObject* passed, int i
   return failed;
 }
 
-/* Return {address or identity: pair}. Owns: new. Errors: NULL with an exception. */
+/* Return {address or identity: pair}. Errors: NULL with an exception. */
 static PyObject* index_pairs(const call* c, PyObject* identity) {
   PyObject* table = PyDict_New();
   for (Py_ssize_t i = 0; table && i < PyList_GET_SIZE(c->pairs); i++) {
@@ -131,7 +130,6 @@ static PyObject* index_pairs(const call* c, PyObject* identity) {
   return table;
 }
 
-/* Owns: borrowed. Errors: NULL, an exception may be set. */
 static PyObject* find_key(PyObject* table, PyObject* key) {
   PyObject* pair = table && key ? PyDict_GetItemWithError(table, key) : NULL;
   Py_XDECREF(key);
@@ -168,7 +166,7 @@ static PyObject* walk_tree(call* c, PyObject* root, PyObject* to, unsigned optio
   py_maps_begin();
   PyObject* made = py_convert_tree(&inner, root, NULL);
   py_maps_end();
-  Py_XDECREF(inner.answers); /* NULL: producers are left to Python */
+  Py_XDECREF(inner.responses); /* NULL: producers are left to Python */
   if (made || !PyErr_Occurred() || !PyErr_ExceptionMatches(PyExc_Exception)) return made;
   py_pending pending = py_pending_save();
   PyErr_NormalizeException(&pending.type, &pending.value, &pending.traceback);
@@ -190,8 +188,8 @@ static int classify_argument(py_visitor* visitor, PyObject* obj, PyObject** foun
 static int classify_value(call* c, PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
   Py_ssize_t i = 0, n = PyTuple_Check(value) ? PyTuple_GET_SIZE(value) : -1;
-  if (py_is_plain(type)) return PY_ASK_PASSES;
-  while (i < n && py_is_plain(Py_TYPE(PyTuple_GET_ITEM(value, i)))) i++;
+  if (py_passes_through(type)) return PY_ASK_PASSES;
+  while (i < n && py_passes_through(Py_TYPE(PyTuple_GET_ITEM(value, i)))) i++;
   if (py_is_tree(type)) return i == n ? PY_ASK_PASSES : PY_ASK_ENTERS;
   PyObject *kind = find_kind(c, value), *rule = NULL;
   if (kind == NULL) return PY_ASK_FAILS;
@@ -289,7 +287,7 @@ static int convert_arguments(call* c, PyObject** converted) {
   return action;
 }
 
-/* Owns: the result is new. Errors: the function's. */
+/* Errors: the function's. */
 static PyObject* call_function(const call* c, PyObject* converted) {
   PyObject* options = PyDict_GET_SIZE(c->options) == 0 ? NULL
                       : converted                      ? PyTuple_GET_ITEM(converted, 1)
@@ -297,9 +295,9 @@ static PyObject* call_function(const call* c, PyObject* converted) {
   PyObject* args = Py_NewRef(converted ? PyTuple_GET_ITEM(converted, 0) : c->args);
   Py_ssize_t skipped = PyTuple_GET_SIZE(c->args) - PyTuple_GET_SIZE(args);
   if (skipped) {
-    PyObject* kept = PyTuple_GetSlice(c->args, 0, skipped);
-    Py_SETREF(args, kept ? PySequence_Concat(kept, args) : NULL);
-    Py_XDECREF(kept);
+    PyObject* leading = PyTuple_GetSlice(c->args, 0, skipped);
+    Py_SETREF(args, leading ? PySequence_Concat(leading, args) : NULL);
+    Py_XDECREF(leading);
   }
   PyObject* result = args ? PyObject_Call(get_plan_item(c, FUNCTION), args, options) : NULL;
   Py_XDECREF(args);
@@ -338,7 +336,7 @@ static unsigned get_result_options(const call* c) {
 }
 
 /* Create a lazy view of a container of the function's framework, with {name: weak reference to the
- * caller's array}. Owns: new. Errors: NULL, without an exception: Python does it. */
+ * caller's array}. Errors: NULL, without an exception: Python does it. */
 static PyObject* view_result(call* c, PyObject* result) {
   PyObject *identity = get_plan_item(c, IDENTITY), *owned = PyDict_New(), *view = NULL,
            *make = NULL;
@@ -365,9 +363,10 @@ static PyObject* view_result(call* c, PyObject* result) {
   return view;
 }
 
-/* Owns: new. GIL: needed; may run Python. Errors: NULL, without an exception: Python does it. */
+/* Errors: NULL, without an exception: Python does it. */
 static PyObject* convert_result(call* c, PyObject* result) {
-  if (py_is_plain(Py_TYPE(result)) || (c->to == NULL && !c->is_changed)) return Py_NewRef(result);
+  if (py_passes_through(Py_TYPE(result)) || (c->to == NULL && !c->is_changed))
+    return Py_NewRef(result);
   int is_tree = py_is_tree(Py_TYPE(result)), is_lazy = get_plan_item(c, VIEWS) != Py_None && c->to;
   PyObject *kind = is_tree ? Py_NewRef(Py_None) : find_kind(c, result), *root = NULL, *made = NULL;
   if (kind == NULL) return NULL;
@@ -391,7 +390,7 @@ PyDoc_STRVAR(call_converted_doc,
              "Call the function of a plan with converted arguments, and convert its result.\n\n"
              "Return the plan, without a call, if Python must do it.");
 
-/* Owns: the result is new. GIL: needed; runs Python. Errors: NULL with an exception. */
+/* Errors: NULL with an exception. */
 static PyObject* call_converted(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) != N_PLAN ||
       !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {

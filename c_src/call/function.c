@@ -30,7 +30,6 @@ static PyObject* call_python(py_call* call, PyObject* const* args, size_t nargsf
   return NULL;
 }
 
-/* A function without a fast path. */
 static PyObject* call_wrapped(PyObject* self, PyObject* const* args, size_t nargsf,
                               PyObject* names) {
   py_call call = {.function = (FastPathObject*)self};
@@ -43,13 +42,13 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   py_pair pair;
   if (to == NULL) return NULL;
   call->to = to;
-  if (py_pair_of(call->function, Py_TYPE(obj), to, &pair)) {
+  if (py_pair_learn(call->function, Py_TYPE(obj), to, &pair)) {
     if (pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
       PyObject* own = py_target_like(call, obj);
       if (own == to) result = Py_NewRef(obj); /* also on the host */
       Py_XDECREF(own);
     } else if (pair.what > PY_STAYS) {
-      result = py_convert_one(call, &pair, obj);
+      result = py_convert_array(call, &pair, obj);
     }
     py_pair_release(&pair);
   }
@@ -59,13 +58,12 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
 
 static PyObject* convert_array(py_call* call, PyObject* obj) {
   py_pair pair;
-  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
-  PyObject* result = py_convert_one(call, &pair, obj);
+  if (!py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  PyObject* result = py_convert_array(call, &pair, obj);
   py_pair_release(&pair);
   return result;
 }
 
-/* convert(obj, to=..., lazy=True): convert an array, or create a view of a container. */
 static PyObject* convert_lazily(py_call* call, PyObject* obj) {
   PyObject *function = call->function->view, *args[] = {obj, call->to};
   int is_lazy = call->options == DLX_VIEWS;
@@ -97,7 +95,7 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     py_maps_end();
   }
   if (result || PyErr_Occurred()) {
-    if (call.answers) py_drop(call.answers);
+    if (call.responses) py_drop(call.responses);
     return result;
   }
   return call_python(&call, args, nargsf, names);
@@ -130,7 +128,7 @@ PyDoc_STRVAR(fast_path_bind_doc,
              "_bind(*, wrapped, learn, failed, view)\n--\n\n"
              "Set parts that are created after the function.");
 
-/* Owns: keeps a reference to each part. GIL: needed. Errors: NULL with TypeError. */
+/* Owns: keeps a reference to each part. Errors: NULL with TypeError. */
 static PyObject* fast_path_bind(PyObject* callable, PyObject* args, PyObject* keywords) {
   static char* names[] = {"wrapped", "learn", "failed", "view", NULL};
   FastPathObject* self = (FastPathObject*)callable;
@@ -183,7 +181,7 @@ static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
   return PyMethod_New(self, obj);
 }
 
-/* Looks like a function's. Owns: a new reference. GIL: needed. Errors: NULL with an exception. */
+/* Looks like a function's. Owns: a new reference. Errors: NULL with an exception. */
 static PyObject* fast_path_repr(PyObject* self) {
   PyObject *dict = PyObject_GenericGetDict(self, NULL), *name = NULL, *module = NULL, *text = NULL;
   if (dict == NULL) return NULL;
@@ -222,9 +220,9 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
   PyObject* same = NULL;
   py_maps_begin();
   py_pair pair;
-  if (py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
+  if (py_pair_learn((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
     if (pair.what == PY_STAYS)
-      same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
+      same = pair.source->framework.stay(pair.source, pair.target, args[0], 0);
     else if (pair.what == PY_CONVERTS && py_target_holds(pair.target, options))
       pair.source->take(pair.source, pair.target, args[0], options, &offer);
     py_pair_release(&pair);
@@ -256,7 +254,7 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
       py_call call = {.function = (FastPathObject*)self, .to = args[2]};
       DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
       ((TensorObject*)args[0])->managed = NULL;
-      result = pair.target->make(&call, pair.target, made, args[1]);
+      result = pair.target->hand_over(&call, pair.target, made, args[1]);
     }
     py_pair_release(&pair);
   }
@@ -338,7 +336,7 @@ PyDoc_STRVAR(
     "run in C.");
 
 /* setattr would redirect every call to Python, so this writes to the type's dict. Owns: keeps a
- * reference to `function`. GIL: needed. Errors: NULL with an exception. */
+ * reference to `function`. Errors: NULL with an exception. */
 static PyObject* set_traced(PyObject* module, PyObject* function) {
   PyObject* type = PyObject_GetAttrString(module, "FastPathFunction");
   if (type == NULL) return NULL;

@@ -8,7 +8,6 @@
  * without a lock. */
 static _Atomic(PyObject*) hosts[8];
 
-/* Errors: 0 = Python decides, unless an exception is set. */
 static int names_host(PyObject* value) {
   if (value == py_name_cpu) return 1;
   for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
@@ -21,7 +20,6 @@ static int names_host(PyObject* value) {
   return 0;
 }
 
-/* Errors: 0 = the Python path reads it, unless an exception is set. */
 static int read_option(unsigned* options, PyObject* name, PyObject* value) {
   if (name == py_name_copy) {
     *options |= value == Py_True ? DLX_COPIES : value == Py_False ? DLX_SHARES : 0;
@@ -76,7 +74,7 @@ PyDoc_STRVAR(add_host_doc,
              "add_host(device, /)\n--\n\n"
              "Register an object of an immutable type that names the host in the option `device`.");
 
-/* Owns: keeps a reference. GIL: needed; may run Python. Errors: NULL with an exception. */
+/* Owns: keeps a reference. Errors: NULL with an exception. */
 static PyObject* add_host(PyObject* module, PyObject* device) {
   size_t i = 0;
   PyObject* none = NULL;

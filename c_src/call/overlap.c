@@ -9,7 +9,6 @@ typedef struct {
   int is_run; /* has no gaps */
 } byte_range;
 
-/* Errors: 0 = Python decides. */
 static int get_byte_range(const DLTensor* t, uint64_t flags, byte_range* out) {
   if (t->device.device_type != kDLCPU || t->dtype.bits * t->dtype.lanes % 8) return 0;
   dlx_extent(t, flags, &out->low, &out->high);
@@ -19,7 +18,6 @@ static int get_byte_range(const DLTensor* t, uint64_t flags, byte_range* out) {
   return 1;
 }
 
-/* GIL: needed; may run Python. Errors: 0 = Python decides. */
 static int export_byte_range(const py_pair* pair, PyObject* obj, byte_range* out) {
   py_offer offer = {.made = NULL};
   unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;
@@ -30,7 +28,6 @@ static int export_byte_range(const py_pair* pair, PyObject* obj, byte_range* out
   return is_known;
 }
 
-/* Errors: 0 = Python decides, unless an exception is set. */
 static int find_byte_range(const py_pair* pair, PyObject* obj, byte_range* out) {
   py_source* s = pair->source;
   if (pair->what == PY_STAYS) {
@@ -57,7 +54,7 @@ PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t 
   py_maps_begin();
   for (int is_known = 1; n < 2 && is_known; n += is_known) {
     py_pair pair;
-    is_known = py_pair_of((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
+    is_known = py_pair_learn((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
     if (!is_known) break;
     is_known = find_byte_range(&pair, args[n], &at[n]);
     py_pair_release(&pair);

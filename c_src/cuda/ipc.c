@@ -146,7 +146,7 @@ int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int f
   return status;
 }
 
-/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver exports an allocation so. */
+/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver can export the allocation as one. */
 static int find_descriptor(cu_address start, int* kind) {
   cu_allocation found = 0; /* fails for memory of a pool */
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
@@ -163,7 +163,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   cu_address at = (cu_address)(uintptr_t)address, start = 0;
   unsigned long long handles = 0;
   size_t length = 0;
-  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
+  char legacy[8] = {0}; /* a bool, of the driver's size */
   int by_handle = 0;
   int before, status = enter(device_id, &before);
   if (status != DLX_OK) return status;

@@ -245,7 +245,7 @@ enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 void* dlx_map(int fd, int64_t size, int mode);
 void dlx_unmap(void* address, int64_t size);
 
-/* Whether an open descriptor is of this file. */
+/* Return 1 if a descriptor refers to this file. */
 int dlx_is_file(int fd, uint64_t device, uint64_t inode);
 
 typedef struct {

@@ -34,7 +34,7 @@ static void* read_pointer(PyObject* capsule, const char* name) {
                   Py_TYPE(capsule)->tp_name);
 }
 
-static int check_moved(int status) {
+static int check_move(int status) {
   if (status != DLX_E_CONSUMED) return py_check(status);
   return py_raise(status, "this Arrow capsule was already used"), -1;
 }
@@ -58,7 +58,7 @@ static int move_pair(dlx_arrow* data, PyObject* pair, const char* name) {
     status = dlx_arrow_move_array(data, array, name == k_device_array);
     PY_UNLOCKED()
   }
-  return check_moved(status);
+  return check_move(status);
 }
 
 static int read_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
@@ -77,7 +77,7 @@ static int read_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   }
   PY_UNLOCKED()
   PY_WITHOUT_GIL(status = dlx_arrow_read(data, &stream, why, sizeof why));
-  if (status != DLX_E_ARROW) return check_moved(status);
+  if (status != DLX_E_ARROW) return check_move(status);
   return py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "no reason given"), -1;
 }
 

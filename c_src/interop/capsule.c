@@ -73,7 +73,7 @@ static int wrap_content(PyObject* capsule, int legacy, DLManagedTensorVersioned*
 static PyObject* raise_refused(int status, PyObject* capsule, int legacy) {
   if (status == DLX_E_VERSION && !legacy) {
     const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]);
-    return py_raise(status, "the capsule has DLPack version %u.%u, dlx reads 1.x", m->version.major,
+    return py_raise(status, "the capsule has DLPack %u.%u, dlx reads 1.x", m->version.major,
                     m->version.minor);
   }
   return py_raise(status, NULL);

@@ -213,10 +213,10 @@ static PyObject* ready_new(PyObject* module, PyObject* args) {
   unsigned long long stream;
   dlx_ready* ready = NULL;
   if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
-  PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready));
+  PyObject* keeper = keep == Py_None ? NULL : Py_NewRef(keep);
+  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, keeper, py_release_object, &ready));
   if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
-  Py_XDECREF(kept);
+  Py_XDECREF(keeper);
   return py_raise(status, NULL);
 }
 
@@ -253,8 +253,8 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   if (view == NULL) return NULL;
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
-    PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    view->managed = py_cuda_release_behind(view->managed, device_id, (uint64_t)stream, kept);
+    PyObject* keeper = keep == Py_None ? NULL : Py_NewRef(keep);
+    view->managed = py_cuda_release_behind(view->managed, device_id, (uint64_t)stream, keeper);
     if (view->managed == NULL) Py_CLEAR(view);
   }
   return (PyObject*)view;

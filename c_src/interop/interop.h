@@ -10,7 +10,7 @@
 extern PyMethodDef py_capsule_functions[], py_tensor_functions[], py_packed_functions[],
     py_cuda_functions[], py_arrow_functions[], py_exchange_functions[];
 
-/* ---- interop/capsule.c ---------------------------------------------------------------------- */
+/* ---- interop/capsule.c ----------------------------------------------------------------------- */
 
 /* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure. */
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
@@ -27,7 +27,7 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
  * foreign deleter. */
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
-/* ---- interop/tensors.c ---------------------------------------------------------------------- */
+/* ---- interop/tensors.c ----------------------------------------------------------------------- */
 
 /* The flags of a copy: without those of the source's memory and hand-over. */
 static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
@@ -41,7 +41,7 @@ int py_read_device(PyObject* pair, DLDevice* out);
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
                                           uint64_t stream);
 
-/* ---- interop/cuda.c ------------------------------------------------------------------------- */
+/* ---- interop/cuda.c -------------------------------------------------------------------------- */
 
 /* Order a managed tensor that shares `tensor`'s memory with the consumer's stream, the argument of
  * __dlpack__: the stream waits for the memory, the memory's release waits for the stream.
@@ -69,7 +69,7 @@ int py_cuda_set_ready(TensorObject* tensor, int32_t device_id);
 /* Call dlx_cuda_work_stream; the first call of a device releases the GIL. */
 int py_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
-/* ---- interop/tables.c ----------------------------------------------------------------------- */
+/* ---- interop/tables.c ------------------------------------------------------------------------ */
 
 /* Return the table of DLPack 1.x in a capsule (or at an address), or NULL. Errors: never raises. */
 const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);

@@ -140,7 +140,7 @@ static PyObject* convert_all(const py_call* call, const py_pair* pair, tensors* 
   PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
   i = 0;
   while (list && i < all->n)
-    list = append_new(list, target->make(call, target, all->made[i++], Py_None));
+    list = append_new(list, target->hand_over(call, target, all->made[i++], Py_None));
   drop_all(all, i);
   if (list == NULL && PyErr_Occurred()) py_error_forget();
   return list;
@@ -157,7 +157,7 @@ static PyObject* arrays_unpack(PyObject* module, PyObject* const* args, Py_ssize
   py_call call = {.function = (FastPathObject*)args[5], .to = args[6]};
   py_maps_begin();
   py_pair pair;
-  if (py_pair_of(call.function, &py_tensor_type, call.to, &pair)) {
+  if (py_pair_learn(call.function, &py_tensor_type, call.to, &pair)) {
     if (pair.what == PY_CONVERTS && unpack_all(&m, &all) == 0)
       list = convert_all(&call, &pair, &all);
     py_pair_release(&pair);

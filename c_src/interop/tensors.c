@@ -275,7 +275,6 @@ static PyObject* buffer_address(PyObject* module, PyObject* view) {
   return PyLong_FromVoidPtr(address);
 }
 
-/* The owner of a wrapped foreign tensor. */
 typedef struct {
   DLManagedTensorVersioned* wrapper; /* owes the foreign deleter, unless borrowed */
   PyObject* keep;                    /* or NULL; released after the deleter has run */
@@ -331,8 +330,7 @@ static PyObject* managed_adopt(PyObject* module, PyObject* args) {
   Py_DECREF(tensor);
   if (status != DLX_E_VERSION) return py_raise(status, NULL);
   const DLPackVersion* found = foreign; /* the first field of every version */
-  return py_raise(status, "the struct has DLPack version %u.%u, dlx reads 1.x", found->major,
-                  found->minor);
+  return py_raise(status, "the struct has DLPack %u.%u, dlx reads 1.x", found->major, found->minor);
 }
 
 PY_DOC(tensor_address,

@@ -96,7 +96,7 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
   if (is_cuda && device.device_type == kDLCPU) {
     if (value[COPY] != Py_None && !copied)
       return py_raise(DLX_E_COPY,
-                      "cannot export device memory to the host without a copy. Pass copy=None.");
+                      "device memory cannot be exported to the host without a copy");
     copied = 1;
   } else if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU) {
     return py_raise(DLX_E_DEVICE,

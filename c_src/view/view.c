@@ -149,8 +149,8 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   py_pair pair;
   py_maps_begin();
   if (is_known == 0 && result == NULL && !PyErr_Occurred() &&
-      py_pair_of(call.function, Py_TYPE(element), to, &pair)) {
-    if (pair.what == PY_CONVERTS && !pair.at_root) result = py_convert_one(&call, &pair, element);
+      py_pair_learn(call.function, Py_TYPE(element), to, &pair)) {
+    if (pair.what == PY_CONVERTS && !pair.at_root) result = py_convert_array(&call, &pair, element);
     py_pair_release(&pair);
   }
   py_maps_end();

@@ -81,7 +81,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     Returns
     -------
     Tensor
-        Its memory is aligned to 256 bytes; a tensor without elements has none. Device memory comes from the driver's
+        Its memory is aligned to 256 bytes; an empty tensor has no memory. Device memory comes from the driver's
         stream-ordered allocator if the device has one; consumers wait for it automatically.
 
     Raises

@@ -80,7 +80,7 @@ def open(
     ...     arrays[""]
     dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
     """
-    from dlx._files.mapping import FileView, map_file  # the readers of files, which few programs need
+    from dlx._files.mapping import FileView, map_file  # most programs open no file
 
     request = request_of(to, device=device, readonly=readonly, detach=detach)
     archive = map_file(Path(path), private=readonly == "share")

@@ -38,11 +38,11 @@ _DEVICE_TYPES: dict[str, int] = {
 }
 _DEVICE_NAMES = {number: name for name, number in _DEVICE_TYPES.items()}
 _ALIASES = {
-    "gpu": "Say 'cuda' (NVIDIA) or 'rocm' (AMD).",
-    "mps": "Say 'metal', DLPack's name.",
-    "xpu": "Say 'oneapi', DLPack's name of Intel's devices.",
-    "hip": "Say 'rocm', DLPack's name of AMD's devices.",
-    "host": "Say 'cpu'.",
+    "gpu": "Use 'cuda' (NVIDIA) or 'rocm' (AMD).",
+    "mps": "Use 'metal', DLPack's name.",
+    "xpu": "Use 'oneapi', DLPack's name of Intel's devices.",
+    "hip": "Use 'rocm', DLPack's name of AMD's devices.",
+    "host": "Use 'cpu'.",
     "meta": "Create the array on a real device: meta arrays have no memory.",
     "tpu": "Move the array to the host first: DLPack has no TPU device.",
 }
@@ -99,12 +99,12 @@ class Device(Shown, tuple[int, int]):
             if id is not None and not number and isinstance(id, int) and id >= 0:
                 number = str(int(id))  # Device("cuda", 1)
             elif id is not None:
-                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
+                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Pass 'cuda:1', or 'cuda' and 1.")
             if name not in _DEVICE_TYPES or (number and not _is_id(number)):
                 found = _from_native("devices", device) if id is None and "/" in device else None  # of tensorflow
                 if found is not None:
                     return tuple.__new__(cls, found)
-                known = f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
+                known = f"Use one of: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
                 fix = _ALIASES.get(name.lower()) or did_you_mean(name, _DEVICE_TYPES) or known
                 raise DeviceNameError(f"unknown device {device!r}", fix=fix)
             return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
@@ -119,7 +119,7 @@ class Device(Shown, tuple[int, int]):
             native = _from_native("devices", device) if id is None else None
             if native is None:
                 raise DeviceError(
-                    f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
+                    f"{device!r} is not a device", fix="Pass a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
                 ) from None
             kind, ordinal = native
         return tuple.__new__(cls, (kind, ordinal))
@@ -271,7 +271,7 @@ class DType(Shown, tuple[int, int, int]):
             if native is None:
                 raise DTypeError(
                     f"{dtype!r} is not a dtype of DLPack",
-                    fix="Give a name such as 'float32', or a triple (code, bits, lanes).",
+                    fix="Pass a name such as 'float32', or a triple (code, bits, lanes).",
                 ) from None
             code, width, width_lanes = native
         return tuple.__new__(cls, (code, width, width_lanes))

@@ -111,9 +111,8 @@ class Transfer:
 
     def complete(self, error: DlxError, request: Request, *, consumed: bool = False) -> DlxError:
         """Add source and target to an error of an inner layer; `consumed` means that the consumer failed."""
-        fixless = not error.fix and error.__cause__ is None and not consumed
-        if fixless and isinstance(error, ProtocolError | LayoutError):
-            error.fix = "Report it to its producer, which violates DLPack."
+        if isinstance(error, LayoutError) and error.__cause__ is None and not consumed:
+            error.complete(fix=ProtocolError.usual_fix)
         sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
         return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
 

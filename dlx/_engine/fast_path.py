@@ -88,7 +88,7 @@ def learn(kind: type, to: Any) -> None:
     if to is NotImplemented:
         native.source_add(source, _like(kind, source.adapter))
     else:
-        target = native.target_of(to) or _target(registry.target(to))
+        target = native.target_find(to) or _target(registry.target(to))
         native.pair_add(to, source, target, _pair(kind, source, target), _is_at_root(kind, source))
 
 
@@ -133,7 +133,7 @@ def _stays_on_host(adapter: Adapter, obj: Any) -> bool | None:
 
 def source_of(kind: type) -> native.Source | None:
     """Return the source of an exact type and store it in the fast path; None as in `_find_source`."""
-    source = native.source_of(kind)
+    source = native.source_find(kind)
     if source is None and (source := _find_source(kind)) is not None:
         native.source_add(source)
     return source

@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
         detail=("alignment", lambda tensor, target: f", found {tensor.data_ptr & -tensor.data_ptr}"),
     ),
 )
-"""Rules in order of preference for errors. DLX_INCOMPATIBLE_NULL has none: a tensor without an address has no elements,
+"""Rules in order of preference for errors. DLX_INCOMPATIBLE_NULL has no rule: a tensor without an address is empty,
 and gets an aligned address."""
 
 REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED

@@ -79,7 +79,7 @@ class StreamSync:
         return self._streams[key]
 
     def explain(self, source: Adapter, device: Device, place: Device) -> str:
-        """Describe the stream synchronization without a call of the driver; empty if there is none."""
+        """Describe the stream synchronization without a call of the driver; empty without any."""
         if is_unordered(self._stream):
             return "stream=-1: no stream waits for its producer"
         own = self.producer(source, device)

@@ -175,4 +175,4 @@ def import_reader(package: str, kind: str) -> Any:
         raise
     except Exception as error:
         reason = f"reading {kind} files needs {package}, whose import fails: {exception_text(error, 240)}"
-        raise FrameworkNotInstalledError(reason) from error
+        raise FrameworkNotInstalledError(reason, fix=f"Repair the installation of {package}.") from error

@@ -18,6 +18,7 @@ SUPPORTED = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"G
 """Signatures of formats that dlx reads or lists."""
 
 _EXPAND = "Extract it and open the result: {} FILE."
+OPEN_ARRAYS = "Open a file of arrays, such as .npy, .npz, .safetensors or .gguf."
 _AGAIN = "Download it again: curl -fL -o FILE URL, with a token if the server requires one."
 _ELSEWHERE = "Read it with {} and convert the arrays."
 _ZARR = (
@@ -66,8 +67,8 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, re.compile(rb"(\x89PNG\r\n|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|BM.{4}\0\0\0\0|RIFF.{4}WEBP)", re.S),
      "it is an image", "Read it with Pillow: dlx.convert(numpy.asarray(PIL.Image.open(path)), to=...)."),
     (0, re.compile(rb"(RIFF.{4}WAVE|fLaC|OggS|ID3)", re.S), "it is an audio file", _ELSEWHERE.format("soundfile")),
-    (0, b"%PDF-", "it is a PDF document", ""),
-    (0, b"\x7fELF", "it is a program or a library", ""),
+    (0, b"%PDF-", "it is a PDF document", OPEN_ARRAYS),
+    (0, b"\x7fELF", "it is a program or a library", OPEN_ARRAYS),
 )  # fmt: skip
 
 # (a characteristic member of the archive; reason; fix)
@@ -76,8 +77,8 @@ _ZIPS = (
      "Read its weights: dlx.convert(torch.export.load(path).state_dict, to=...)."),
     ("model.weights.h5", "it is a Keras 3 model", "Extract it (unzip FILE) and open its model.weights.h5."),
     ("saved_model.pb", "it is a TensorFlow model in a zip file", "Read it with tensorflow.saved_model.load."),
-    ("[Content_Types].xml", "it is an office document", ""),
-    ("META-INF/MANIFEST.MF", "it is a Java archive", ""),
+    ("[Content_Types].xml", "it is an office document", OPEN_ARRAYS),
+    ("META-INF/MANIFEST.MF", "it is a Java archive", OPEN_ARRAYS),
 )  # fmt: skip
 
 # (a characteristic member of the folder; reason; fix)
@@ -106,7 +107,7 @@ def identify_file(start: bytes) -> FileError | None:
         return None
     if all(each.isprintable() or each in "\t\n\r\f" for each in text):
         kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "text"
-        return FileError(f"it is {kind} that begins with {one_line(text.strip(), 40)!r}")
+        return FileError(f"it is {kind} that begins with {one_line(text.strip(), 40)!r}", fix=OPEN_ARRAYS)
     return None
 
 
@@ -124,4 +125,5 @@ def identify_zip(names: Sequence[str]) -> FileError:
         if any(name == member or name.endswith(f"/{member}") for name in names):
             return FileError(found, fix=fix)
     found = one_line(", ".join(names[:3]), 80) or "nothing"
-    return FileError(f"it is a zip file without arrays; it contains {found}{', ...' if len(names) > 3 else ''}")
+    reason = f"it is a zip file without arrays; it contains {found}{', ...' if len(names) > 3 else ''}"
+    return FileError(reason, fix=OPEN_ARRAYS)

@@ -187,7 +187,7 @@ def _open(obj: Any) -> tuple[object, Type]:
     """Call an object's Arrow method; return its data and type."""
     method = method_of(type(obj))
     try:
-        answer = native.producer_answer(obj)
+        answer = native.producer_response(obj)
         data = native.arrow_open(obj, method) if answer is None else return_or_raise(*answer)
         return data, Type(*native.arrow_schema(data))
     except DlxError as error:

@@ -86,7 +86,7 @@ def no_numbers(dtype: Any) -> str:
 def export(obj: Any, *, stream: int | None = None) -> Tensor:
     """Call an object's ``__dlpack__`` once and claim its capsule; on the host without a stream (numpy refuses -1)."""
     try:
-        answer = native.producer_answer(obj)
+        answer = native.producer_response(obj)
         if answer is not None and stream is None:  # the fast path has called it already
             capsule = return_or_raise(*answer)
         else:

@@ -1,4 +1,4 @@
-"""Handlers of Python's own containers, by exact type."""
+"""Handlers of Python's containers, by exact type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlx.adapter.files import flatten_mapping
 
 
 def _flatten_items(obj: Any) -> tuple[list[Any], list[Any]]:
-    items = list(obj.items())  # at once: another thread may be writing
+    items = list(obj.items())  # atomic: another thread may write
     return [key for key, _ in items], [child for _, child in items]
 
 
@@ -54,18 +54,18 @@ def _new_empty_deque(obj: Any) -> Any:
 
 def _new_empty_ordered(obj: Any) -> Any:
     new: OrderedDict[Any, Any] = OrderedDict()
-    new.__dict__.update(obj.__dict__)  # a state_dict of torch carries its versions there
+    new.__dict__.update(obj.__dict__)  # state_dict of torch stores versions there
     return new
 
 
 def _unflatten_proxy(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    inside = obj.copy()  # of the mapping behind it, whose type is kept
+    inside = obj.copy()  # keeps the type of the underlying mapping
     for key, child in zip(keys, children, strict=True):
         old = obj[key]
         inside[key] = child
         if child is not old and obj[key] is child:
             inside[key] = old
-            raise TypeError("its copy shares its storage")
+            raise TypeError("the copy shares its storage")
     return types.MappingProxyType(inside)
 
 

@@ -1,4 +1,4 @@
-"""`dlx.DType` and `dlx.Device` of a framework's own objects: numpy's dtypes and scalar types, torch's devices."""
+"""Conversion of frameworks' dtype and device objects to `dlx.DType` and `dlx.Device`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlx.errors import DlxError
 
 
 def _from_native(part: str, obj: Any) -> Any:
-    """Return the dtype or device (`part` is ``"dtypes"`` or ``"devices"``) that an object is, or None."""
+    """Return the dtype or device of a framework's object, or None. `part`: ``"dtypes"`` or ``"devices"``."""
     module = module_of(obj if isinstance(obj, type) else type(obj))
     for adapter in registry.iterate_imported() if isinstance(obj, str) else registry.iterate_package(module):
         if part == "devices" and not has_device_objects(adapter.devices):
@@ -24,7 +24,7 @@ def _from_native(part: str, obj: Any) -> Any:
             found = getattr(adapter, part).from_native(obj)
         except (DlxError, MemoryError):
             raise
-        except Exception:  # it is something else of that package
+        except Exception:  # not a dtype or device
             continue
         if found is not None:
             return found
@@ -32,11 +32,12 @@ def _from_native(part: str, obj: Any) -> Any:
         return None
     root = next(packages(module))
     number = getattr(obj, "device_id", None) if root == "cuda" else None
-    return Device("cuda", number) if isinstance(number, int) else _of_namespace(root, obj)  # one of cuda.core
+    # Objects of cuda.core have a device_id.
+    return Device("cuda", number) if isinstance(number, int) else _device_of_namespace(root, obj)
 
 
-def _of_namespace(root: str, obj: Any) -> Device | None:
-    """Return where arrays are on a device of a module of the array API; None if it is no such device."""
+def _device_of_namespace(root: str, obj: Any) -> Device | None:
+    """Return the device of an array API module's device object, or None for other objects."""
     module: Any = sys.modules.get(root)
     if not hasattr(module, "__array_namespace_info__"):
         return None
@@ -44,7 +45,7 @@ def _of_namespace(root: str, obj: Any) -> Device | None:
         return Device(tuple(module.empty(0, device=obj).__dlpack_device__()))
     except MemoryError:
         raise
-    except Exception:  # it is something else of that package
+    except Exception:  # not a device
         return None
 
 

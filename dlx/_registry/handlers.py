@@ -1,4 +1,4 @@
-"""How to flatten and unflatten containers by their class: subclasses, named tuples, records, abstract mappings."""
+"""Container handlers for subclasses, named tuples, records, and abstract mappings and sequences."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dlx.errors import ConversionError
 
 
 def flatten_elements(obj: Any) -> tuple[None, list[Any]]:
-    """Flatten a container whose children have positions and no keys."""
+    """Flatten a container without keys."""
     return None, list(obj)
 
 
 def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Make a set of the same type, whose elements must be hashable; no code of a subclass runs."""
+    """Return a set of the same type with hashable elements, without running code of the subclass."""
     kind = type(obj)
     if kind is set or kind is frozenset:
         return kind(children)
@@ -37,7 +37,7 @@ def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> A
 
 
 def _keep_attributes(obj: Any, new: Any) -> None:
-    """Copy the attributes that the new container does not have yet."""
+    """Copy the attributes that the new container lacks."""
     for name, value in getattr(obj, "__dict__", {}).items():
         new.__dict__.setdefault(name, value)
 
@@ -55,7 +55,7 @@ _COPYING = (
 
 
 def _find_base(kind: type) -> Any:
-    """Return the built-in base of a container class; None where the class defines how it is copied."""
+    """Return the built-in base of a container class, or None if the class defines its own copying."""
     for cls in kind.__mro__:
         if any(cls is base for base in _BASES):
             return dict if cls is Counter else cls
@@ -65,7 +65,7 @@ def _find_base(kind: type) -> Any:
 
 
 def _copy_shallow(base: Any, obj: Any) -> Any:
-    """Return a shallow copy of a subclass of a mutable built-in, without its constructor, which may take anything."""
+    """Return a shallow copy of a subclass of a mutable built-in, without calling its constructor."""
     kind = type(obj)
     if base is None:
         new = copy.copy(obj)
@@ -81,7 +81,7 @@ def _copy_shallow(base: Any, obj: Any) -> Any:
         else:
             base.extend(new, base.__iter__(obj))
     if new is obj or type(new) is not kind:
-        raise TypeError(f"copying gives {type(new).__name__}")
+        raise TypeError(f"copying it returns {type(new).__name__}")
     _copy_slots(obj, new)
     if getattr(obj, "__dict__", None) is obj:  # the idiom `self.__dict__ = self`
         new.__dict__ = new
@@ -92,7 +92,7 @@ def _copy_shallow(base: Any, obj: Any) -> Any:
 
 
 def _copy_inner_containers(obj: Any, new: Any) -> None:
-    """Copy the plain containers among the attributes of a copy, where item assignment may write to them."""
+    """Copy the built-in containers in attributes that item assignment may change."""
     kind = type(obj)
     if derives(kind, (UserDict, UserList)):
         names = ["data"]
@@ -118,7 +118,7 @@ def _copy_slots(obj: Any, new: Any) -> None:
 
 
 def _unflatten_copy(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
+    """Assign the children to items of a copy, and to attributes that refer to replaced items."""
     new = _copy_shallow(base, obj) if new_empty is None else new_empty
     keys = range(len(children)) if keys is None else keys
     changed = {}
@@ -127,9 +127,9 @@ def _unflatten_copy(base: Any, obj: Any, keys: Any, children: list[Any], new_emp
         if old is not child:
             changed[id(old)] = (old, child)
             new[key] = child
-            if obj[key] is child:  # the copy shares the source's storage
+            if obj[key] is child:
                 obj[key] = old
-                raise TypeError("its copy shares its storage")
+                raise TypeError("the copy shares its storage")
     attributes = getattr(new, "__dict__", None)
     if attributes and attributes is not new:
         for name, value in list(attributes.items()):
@@ -139,7 +139,7 @@ def _unflatten_copy(base: Any, obj: Any, keys: Any, children: list[Any], new_emp
 
 
 def _unflatten_tuple_subclass(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Skip the class's __new__, which may take anything: a named tuple's takes its fields."""
+    """Create a tuple without the class's __new__, whose parameters are unknown."""
     new = tuple.__new__(type(obj), children)
     _keep_attributes(obj, new)
     return new
@@ -160,7 +160,7 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 def subclass_handler(kind: type) -> Container | None:
-    """Return the handler of a subclass of a built-in container, None for any other type."""
+    """Return the handler of a subclass of a built-in container, or None."""
     if issubclass(kind, tuple):
         if hasattr(kind, "n_sequence_fields"):
             return Container(flatten=flatten_elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
@@ -206,13 +206,13 @@ def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: An
 
 
 def record_handler(kind: type) -> Container | None:
-    """Return the handler of a dataclass, an attrs class, pydantic's or msgspec's; None for any other type."""
+    """Return the handler of a dataclass, attrs class, pydantic model or msgspec struct, or None."""
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):
         names = tuple(field.name for field in fields)
-        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag for it
+        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag
     elif known := next((each for cls in kind.__mro__ if (each := _RECORDS.get(type_name(cls)))), None):
         return known(kind)  # type: ignore[no-any-return]
     else:
@@ -225,15 +225,15 @@ def record_handler(kind: type) -> Container | None:
         if read is not None:
             try:
                 return list(names), list(read(obj.__dict__))
-            except KeyError:  # one is not set yet, or its default stands in the class
+            except KeyError:  # a field is not set, or has only the default of the class
                 pass
-        present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
+        present = [name for name in names if hasattr(obj, name)]  # fields with init=False may not be set
         for name in present:
             if not _stores_field(obj, name):  # a tensorclass of tensordict
                 raise ConversionError(
-                    f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
+                    f"it does not store its field {name!r} as an attribute, so it cannot be rebuilt",
                     source=type_name(type(obj)),
-                    fix="Convert its fields one by one, or give it a __dlx_tree__ method.",
+                    fix="Convert its fields one by one, or define its __dlx_tree__ method.",
                 )
         return present, [getattr(obj, name) for name in present]
 
@@ -241,7 +241,7 @@ def record_handler(kind: type) -> Container | None:
         if not dict_only or new_empty is not None or not obj.__dict__.keys() <= fields:
             return _unflatten_record(obj, keys, children, new_empty)
         new = _create_without_init(type(obj))
-        new.__dict__.update(obj.__dict__)  # for the order
+        new.__dict__.update(obj.__dict__)  # keeps the order
         new.__dict__.update(zip(keys, children, strict=True))
         return new
 
@@ -254,7 +254,7 @@ def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Conta
 
 
 def _are_dict_only(kind: type, names: tuple[str, ...]) -> bool:
-    """Return whether fields are found in an object's dict and nowhere else, and a dict is all that an object has."""
+    """Return whether objects store all their data, and these fields, in their ``__dict__`` only."""
     reads = inspect.getattr_static(kind, "__getattribute__")
     if reads is not object.__getattribute__ or not _has_dict(kind) or any(map(_slots, kind.__mro__)):
         return False
@@ -262,36 +262,36 @@ def _are_dict_only(kind: type, names: tuple[str, ...]) -> bool:
 
 
 def _stores_field(obj: Any, name: str) -> bool:
-    """Return whether a field is kept in the object itself, so that setting it on another changes nothing here."""
+    """Return whether the object itself stores a field, so that setting it on a copy does not change the object."""
     if name in getattr(obj, "__dict__", ()):
         return True
     found = inspect.getattr_static(type(obj), name, obj)
     if found is obj or inspect.ismemberdescriptor(found):  # slots
         return found is not obj
-    return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default that stands in the class
+    return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default of the class
 
 
 def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     new = copy_without_init(obj) if new_empty is None else new_empty
     for name, child in zip(keys, children, strict=True):
-        object.__setattr__(new, name, child)  # also where frozen; converters and validators have seen the source
+        object.__setattr__(new, name, child)  # bypasses frozen classes, converters, validators
     return new
 
 
 def _model_handler(kind: Any) -> Container:
-    """Return the handler of a model of pydantic: its fields, and the extra ones; no validator and no default runs."""
+    """Return the handler of a pydantic model, for fields and extra fields; it runs no validators or defaults."""
     frozen = bool(getattr(kind, "model_config", {}).get("frozen"))
     return _record(_flatten_model, _unflatten_model, _copy_model, frozen)
 
 
 def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
-    kept = {name: value for name, value in obj.__dict__.items() if not _is_computed(type(obj), name)}
-    children = kept | (getattr(obj, "__pydantic_extra__", None) or {})
+    fields = {name: value for name, value in obj.__dict__.items() if not _is_computed(type(obj), name)}
+    children = fields | (getattr(obj, "__pydantic_extra__", None) or {})
     return list(children), list(children.values())
 
 
 def _copy_model(obj: Any) -> Any:
-    """Return `copy_without_init`, which shares nothing that a model writes to when its fields are set."""
+    """Return a copy of a model that does not share the containers which setting a field changes."""
     new = copy_without_init(obj)
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
         value: Any = getattr(new, name, None)
@@ -309,7 +309,7 @@ def _unflatten_model(obj: Any, keys: Any, children: list[Any], new_empty: Any) -
 
 
 def _struct_handler(kind: Any) -> Container:
-    """Return the handler of a structure of msgspec; its ``__post_init__`` does not run."""
+    """Return the handler of a msgspec struct; it does not run ``__post_init__``."""
     names, frozen = kind.__struct_fields__, kind.__struct_config__.frozen
     fields = {name: inspect.getattr_static(kind, name) for name in names}
     base = next(cls for cls in kind.__mro__ if _RECORDS.get(type_name(cls)) is _struct_handler)
@@ -318,7 +318,7 @@ def _struct_handler(kind: Any) -> Container:
         return list(names), [getattr(obj, name) for name in names]
 
     def copy_struct(obj: Any) -> Any:
-        new = base.__copy__(obj)  # no object can be made without its fields
+        new = base.__copy__(obj)  # msgspec cannot create an object without fields
         if hasattr(obj, "__dict__"):
             new.__dict__.update(obj.__dict__)
         return new
@@ -326,7 +326,7 @@ def _struct_handler(kind: Any) -> Container:
     def unflatten(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
         new = copy_struct(obj) if new_empty is None else new_empty
         for name, child in zip(keys, children, strict=True):
-            fields[name].__set__(new, child)  # also where it is frozen
+            fields[name].__set__(new, child)  # bypasses frozen
         return new
 
     return _record(flatten, unflatten, copy_struct, frozen)
@@ -337,35 +337,35 @@ _RECORDS: dict[str, Any] = {
     "pydantic.v1.main.BaseModel": _model_handler,
     "msgspec.Struct": _struct_handler,
 }
-"""Bases of records that the class does not show by an attribute."""
+"""Base classes of records without a marker attribute, and their handlers."""
 
 
 def _is_computed(kind: Any, name: str) -> bool:
-    """Return whether a name in an object's dict is a value that a `functools.cached_property` has kept."""
+    """Return whether an object's attribute is the cached value of a `functools.cached_property`."""
     return isinstance(getattr(kind, name, None), functools.cached_property)
 
 
 def _create_without_init(kind: Any) -> Any:
     try:
         return object.__new__(kind)
-    except TypeError:  # it inherits from a built-in type
+    except TypeError:  # a subclass of a built-in type
         return kind.__new__(kind)
 
 
 def copy_without_init(obj: Any) -> Any:
-    """Return an object of the same class and attributes; no code of the class runs, no cached property is kept."""
+    """Return a shallow copy without running code of the class; drop cached properties."""
     kind: Any = type(obj)
     new = _create_without_init(kind)
     if hasattr(obj, "__dict__"):
         new.__dict__.update((name, value) for name, value in obj.__dict__.items() if not _is_computed(kind, name))
     _copy_slots(obj, new)
-    if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
+    if hasattr(new, "_attrs_cached_hash"):  # the fields will change
         object.__setattr__(new, "_attrs_cached_hash", None)
     return new
 
 
 def iterate_attributes(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Give (name, value) of what an object has in its dict and its slots."""
+    """Yield (name, value) of the attributes in an object's dict and slots."""
     yield from getattr(obj, "__dict__", {}).items()
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
         if hasattr(obj, name):
@@ -380,7 +380,7 @@ def _slots(cls: type) -> list[str]:
 
 
 class Keys(list[Any]):
-    """Keys, with what `unflatten` needs of `flatten`."""
+    """Keys, with data that `flatten` passes to `unflatten`."""
 
     context: Any
 
@@ -393,20 +393,20 @@ def _flatten_unknown(obj: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Copy an object deeply, every child replaced on the way: a shallow copy may share its storage with the source."""
+    """Return a deep copy with replaced children; a shallow copy may share the storage."""
     memo: dict[int, Any] = {id(key): key for key in keys}
     memo |= {id(old): child for old, child in zip(keys.context, children, strict=True)}
     new = copy.deepcopy(obj, memo)
     found = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
     if type(new) is not type(obj) or found != keys:
-        raise TypeError("its copy has other elements")
+        raise TypeError("the copy has different elements")
     if any(new[key] is not child for key, child in zip(keys, children, strict=True)):
-        raise TypeError("its copy does not hold what was put in")
+        raise TypeError("the copy does not contain the assigned children")
     return new
 
 
 def abstract_handler(kind: type) -> Container | None:
-    """Return the handler of a type that is registered as a `Mapping` or `Sequence`, None for any other type."""
+    """Return the handler of a registered `Mapping` or `Sequence`, or None."""
     is_mapping = derives(kind, Mapping)
     if not (is_mapping or derives(kind, Sequence)):
         return None

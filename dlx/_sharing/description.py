@@ -31,6 +31,7 @@ _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": f
 MAX_DEPTH = 200  # of tuples in a key or a set, since Python hashes them recursively
 MAX_HASHED = 1 << 20  # values that one hash covers; a few tuples that contain each other can exceed it
 _TOO_DEEP = f"a member of a set, or a key, is nested more than {MAX_DEPTH} levels deep, or has too many values"
+_FLATTEN = "Share its values in a list instead."
 
 
 def encode(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
@@ -71,7 +72,7 @@ def encode(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, .
         nodes.append([kind, encoded, _encode_children(children)])
     bad = _find_unhashable(nodes)
     if bad is not None:
-        fail(ConversionError(_TOO_DEEP), tree.path_in(kept[bad]))
+        fail(ConversionError(_TOO_DEEP, fix=_FLATTEN), tree.path_in(kept[bad]))
     return ([at[0], nodes], bytes(names)) if found else ([-1, []], b"")
 
 
@@ -110,7 +111,7 @@ def _encode_value(value: Any, depth: int = 0) -> Any:
         return {kind.__name__: base64.b64encode(value).decode()}
     if kind is tuple:
         if depth >= MAX_DEPTH:
-            raise ConversionError(_TOO_DEEP)
+            raise ConversionError(_TOO_DEEP, fix=_FLATTEN)
         return {"tuple": [_encode_value(each, depth + 1) for each in value]}
     reason = "it is neither an array, a container nor plain data, and dlx.share does not pickle objects"
     fix = "Remove it from the shared container, or replace it by an array or a number."

@@ -22,7 +22,7 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx._sharing.segment import Descriptor, Segment, advise
+from dlx._sharing.segment import Descriptor, Segment, check_descriptor_limit
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
@@ -197,7 +197,7 @@ class Attachment:
         try:
             self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
-            advise(error)
+            check_descriptor_limit(error)
             raise
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dlx._sharing.segment import Segment, opened
+from dlx._sharing.segment import Segment, open_segment
 from dlx._support.reflect import safe_repr
 from dlx.errors import HandleError
 
@@ -89,4 +89,4 @@ def find_segment(handle: Any, received: int | None, access: int) -> Segment:
         raise HandleError(f"it has version {version}; this dlx reads version {VERSION}")
     if handle.keys() != _FIELDS.keys() or any(type(handle[name]) is not kind for name, kind in _FIELDS.items()):
         raise HandleError(f"it is not a handle of dlx.share with {', '.join(_FIELDS)}; found {safe_repr(handle)}")
-    return opened(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], received, access)
+    return open_segment(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], received, access)

@@ -27,7 +27,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decode, encode, has_sets, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
-from dlx._sharing.segment import HEADER, Segment, has_huge_pages, new_segment, opened, placed, read_description
+from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from dlx._sharing.device import Export, Memory
 
 __all__ = ["attach_tree", "share_tree", "shared_empty"]
-
 
 _BYTE = (lib.kDLUInt, 8, 1)
 
@@ -134,7 +133,7 @@ def _place_items(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail)
     fresh: list[_Item] = []
     segments: dict[str, Segment] = {}
     held: dict[str, list[_Item]] = {}
-    places = placed([item.extent for item in local]) if is_copied else [None] * len(local)
+    places = locate([item.extent for item in local]) if is_copied else [None] * len(local)
     for item, place in zip(local, places, strict=True):
         if place is None:
             fresh.append(item)
@@ -258,7 +257,7 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
         source, target, flags = block.endpoints(mapping.address + start, HOST, mapping)
         status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
         if status != lib.DLX_OK:
-            raise DlxError(f"the copy failed with status {status}")
+            raise DlxError(f"the copy failed with status {status}", fix="Report this error of dlx.")
 
 
 MIN_MAPPED = 2 << 20  # bytes of the smallest segment that can use huge pages
@@ -434,7 +433,7 @@ def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:
     for fd, inode, size, token in listed:
         if (type(fd), type(inode), type(size), type(token)) != (int, int, int, str):
             raise HandleError("its description of a segment is invalid")
-        yield opened(pid, fd, token, inode, size, None, access)
+        yield open_segment(pid, fd, token, inode, size, None, access)
 
 
 def _build_tensors(

@@ -1,4 +1,4 @@
-"""What `using` returns for each kind of function."""
+"""Wrappers of functions, coroutine functions and generators, which `using` returns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dlx._using.function_spec import FunctionSpec
 from dlx._using.plan import build_plan
 from dlx.adapter.base import Adapter
 
-calls: Any = Late("dlx._using.call")  # loaded with the first call that is not made in C
-TRIES = 3  # an adapter that is loaded for a call makes it start again
+calls: Any = Late("dlx._using.call")  # loaded with the first call that C does not support
+TRIES = 3  # a call restarts if it loads an adapter
 
 
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
-    """Return a plain function that converts, by its plan if that is enough."""
+    """Wrap a function; calls run in C if its plan supports them."""
     known: tuple[Any, Any] = None, None  # generation of the registry, plan
 
     def calling(*args: Any, **options: Any) -> Any:
@@ -55,15 +55,15 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
 
 
 def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Stand for `native.call_converted` in a graph: tensors of the compiler's framework need no conversion."""
+    """Replace `native.call_converted` in a compiled graph, whose tensors need no conversion."""
     passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
     stays = all(isinstance(each, passes) for each in (*args, *options.values()))
     return plan[0](*args, **options) if stays else plan
 
 
 def _substitute(dynamo: Any) -> None:
-    """Have the compiler trace `_call_traced` if it comes upon a call in C."""
-    with contextlib.suppress(AttributeError):  # a test's stand-in for torch
+    """Make torch.compile trace `_call_traced` instead of `native.call_converted`."""
+    with contextlib.suppress(AttributeError):  # a fake torch in tests
         dynamo.substitute_in_graph(native.call_converted, skip_signature_check=True)(_call_traced)
 
 
@@ -71,7 +71,7 @@ when_imported(f"{TRACING[0]}._dynamo", _substitute)
 
 
 def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Make a call of a function that writes: as `native.call_converted`, if all that it writes to is writable."""
+    """Call a function that writes with `native.call_converted`, if all arrays that it writes to are writable."""
     spec, written = plan[-1], []
     values = [value for i, value in enumerate(args) if spec.is_written(i)]
     values += [value for name, value in options.items() if spec.is_option_written(name)]
@@ -95,7 +95,7 @@ def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[st
 
 
 def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
-    """Return a coroutine function that converts."""
+    """Wrap a coroutine function."""
 
     async def awaiting(*args: Any, **options: Any) -> Any:
         call = calls.Invocation(spec, args, options)
@@ -108,7 +108,7 @@ def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
 
 
 def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
-    """Return an asynchronous generator function that converts."""
+    """Wrap an asynchronous generator function."""
 
     async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
         call = calls.Invocation(spec, args, options)
@@ -125,7 +125,7 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
                         call.write_back()
                         made = [call.convert_result(result)]
                     try:
-                        sent = yield made.pop()  # keep no reference to it
+                        sent = yield made.pop()  # keep no reference to the result
                     except GeneratorExit:
                         raise
                     except BaseException as error:
@@ -139,7 +139,7 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
 
 
 def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
-    """Return a generator function that converts."""
+    """Wrap a generator function."""
 
     def yielding(*args: Any, **options: Any) -> Any:
         call = calls.Invocation(spec, args, options)
@@ -156,7 +156,7 @@ def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
                         call.write_back()
                         made = [call.convert_result(result)]
                     try:
-                        sent = yield made.pop()  # keep no reference to it
+                        sent = yield made.pop()  # keep no reference to the result
                     except GeneratorExit:
                         raise
                     except BaseException as error:

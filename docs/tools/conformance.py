@@ -17,7 +17,7 @@ from typing import Any
 from dlx import __version__
 from dlx._support.svg import box, legend, page, text
 from dlx.testing.check import KINDS, Check
-from dlx.testing.report import ABOUT, MARKS, SCHEMA, ordered
+from dlx.testing.report import ABOUT, MARKS, SCHEMA, sort_checks
 
 REFUSES = "✓ʳ"
 COST = {
@@ -46,7 +46,7 @@ def read(document: dict[str, Any]) -> list[Library]:
 
 def list_checks(libraries: Sequence[Library]) -> list[Check]:
     """Return the checks of all libraries, in order."""
-    return ordered({name for each in libraries for name in each.verdicts})
+    return sort_checks({name for each in libraries for name in each.verdicts})
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _mark_names(sentence: str) -> str:
 
 def _broken(library: Library) -> list[str]:
     parts = [f"### {library.title}"]
-    for check in ordered(library.verdicts):
+    for check in sort_checks(library.verdicts):
         verdict = library.verdicts[check.name]
         if verdict["status"] not in ("breaks", "excepted"):
             continue

@@ -1,4 +1,4 @@
-"""The advice of an error can be followed: every name in it exists, and what it gives is converted."""
+"""The fixes of errors work: all names in them exist, and dlx converts their results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from support.project import ROOT
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Return a checkout that was never built, with what git would have."""
+    """Return an unbuilt checkout with the files in git."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "dlx", folder / "dlx", ignore=shutil.ignore_patterns("*.so", "_ffi.c", "__pycache__"))
     shutil.copy(ROOT / "build_ffi.py", folder)
@@ -65,7 +65,7 @@ def test_no_compiler_is_one_sentence():
 
 
 def other_project(folder, *, overwrites):
-    """Install PyPI's dlx beside this one: its metadata, and its package where it was installed last."""
+    """Install PyPI's dlx next to this one: its metadata, and its package if it was installed last."""
     folder.mkdir()
     info = folder / "dlx-1.0.4.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""What producers and adapters say themselves arrives as they said it, whoever speaks."""
+"""Messages of producers and adapters reach the user unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ every = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @every
 @pytest.mark.parametrize("kind", [errors.ConversionError, errors.CopyRequiredError])
 def test_the_fix_of_a_producers_own_error_arrives_unchanged(call, kind):
-    """One that begins like an option of dlx is none."""
+    """Text that looks like an option of dlx is not rewritten."""
     with pytest.raises(kind) as caught:
         call(Sealed(kind("it is sealed", fix=SAYS)))
     assert caught.value.fix == SAYS and str(caught.value).endswith(f"it is sealed. {SAYS}")
@@ -60,7 +60,7 @@ def test_the_fix_of_a_producers_own_error_arrives_unchanged(call, kind):
 @every
 @pytest.mark.parametrize("option", [(), (("detach", True),)], ids=["", "with an option"])
 def test_the_fix_of_a_blocker_arrives_unchanged(call, option, monkeypatch):
-    """An adapter's own sentence stands beside what dlx says of its options."""
+    """The adapter's sentence follows the sentence about dlx's options."""
     blocker = Blocker("it is sealed", SAYS, needs="detach" if option else None, resolution="x" if option else None)
     adapter = type(dlx._registry.generic.DLPACK)
     monkeypatch.setattr(adapter, "describe", lambda self, obj: Description(blockers=(blocker,)))

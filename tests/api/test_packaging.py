@@ -1,4 +1,4 @@
-"""What is shipped: an sdist is made of the sources, a wheel of the sdist, and the wheel works without either.
+"""Packages: the sdist is built from the sources, the wheel from the sdist, and the wheel works without both.
 
 Everything is built without network: the build tools and dlx's own dependencies are those of this environment.
 """
@@ -34,7 +34,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory):
-    """A new environment with the wheel; what the wheel needs is linked to this environment's. Give its Python."""
+    """Return the Python of a new environment with the wheel, whose dependencies are linked from this environment."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -206,7 +206,7 @@ def test_extras_ask_for_the_oldest_versions_that_adapters_serve():
 
 
 def test_the_page_on_installing_lists_the_extras_as_they_are():
-    """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
+    """Each extra for users has a row in docs/install.md with its required version; other extras have no row."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
     others = {"all", "completion", "dev"}

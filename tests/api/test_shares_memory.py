@@ -259,7 +259,7 @@ def test_buffers_are_looked_at_alike(monkeypatch):
 
 
 def test_a_buffer_is_held_for_the_call_only():
-    """A bytearray whose buffer somebody holds cannot grow."""
+    """A bytearray with an exported buffer cannot grow."""
     block = bytearray(8)
     assert dlx.shares_memory(block, block) and dlx.shares_memory(memoryview(block), block)
     block.extend(b"more")

@@ -75,13 +75,13 @@ def test_an_array_that_cannot_be_read_is_named(np, torch):
             dlx.stack([np.ones(1), bad], to="numpy")
     with pytest.raises(ValueError, match="at least one"):
         dlx.stack([], to="numpy")
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.stack([np.ones(1)], to="nosuch")
 
 
 @pytest.mark.numpy("2.0")
 def test_what_the_target_cannot_hold_is_refused_before_memory_is_allocated(np):
-    """A shape with one dimension too many, bytes that nobody has."""
+    """One dimension too many, or too many bytes."""
     deep = np.ones((1,) * 64)
     with pytest.raises(errors.DlxError):
         dlx.stack([deep, deep], to="numpy")
@@ -91,7 +91,7 @@ def test_what_the_target_cannot_hold_is_refused_before_memory_is_allocated(np):
 
 
 def test_the_same_array_twice_is_two_rows_and_asked_once(np):
-    """A single-use producer may stand in the list twice."""
+    """The list may contain a single-use producer twice."""
     calls = []
 
     class Once:
@@ -193,7 +193,7 @@ def test_the_way_in_c_gives_what_the_python_path_gives(np, torch, monkeypatch):
 
 
 class Written:
-    """An object that writes its elements out when its array interface is asked for, as pillow's images do."""
+    """An object whose array interface serializes its elements, like pillow's images."""
 
     def __init__(self, array, **more):
         self.array, self.more, self.asked = array, more, 0

@@ -1,4 +1,4 @@
-"""`dlx.trace`: every conversion, by the caller's line; nothing is asked when nobody traces."""
+"""`dlx.trace` records every conversion by the caller's line, at no cost without a trace."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def here(offset=0):
 
 
 def test_each_line_of_the_caller_is_an_event(np):
-    """What was shared and copied, how often, how many bytes, and why."""
+    """With outcome, count, bytes and reasons."""
     array, backwards = np.ones((4, 4), np.float32), np.ones(8)[::-1]
     with dlx.trace() as seen:
         for _ in range(3):
@@ -64,7 +64,7 @@ def test_results_are_those_of_the_fast_path(np, torch):
 
 
 def test_the_fast_path_is_back_afterwards(np):
-    """Routes are learnt anew, also after an error inside."""
+    """Routes are learned again, also after an error in the context."""
     array = np.ones(2)
     with pytest.raises(ZeroDivisionError), dlx.trace():
         dlx.convert(array, to="dlx")

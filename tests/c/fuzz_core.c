@@ -39,7 +39,7 @@ static uint64_t raw(void) {
   return value;
 }
 
-/* Small, or near a power of two, or near a part of 2^63, or anything. */
+/* Return a small number, one near a power of two or a part of 2^63, or any number. */
 static int64_t number(void) {
   unsigned kind = byte();
   if (kind < 96) return kind % 6;
@@ -53,7 +53,7 @@ static int64_t number(void) {
   return (int64_t)raw();
 }
 
-static void* kept[64]; /* memory of this input */
+static void* kept[64]; /* memory of the current input */
 static int n_kept;
 
 static void* fresh(size_t bytes) {

@@ -99,7 +99,7 @@ class Batch:
 Batch.__module__ = "nvidia.dali.experimental.dynamic._batch"
 
 ARRAYS = {
-    "dataclass": (Chunked, "what [...] reads"),
+    "dataclass": (Chunked, "the result of x[...]"),
     "mapping": (Labelled, "numpy.asarray"),
     "list subclass": (lambda: Rows([1.0]), "numpy.asarray"),
     "lazy": (Lazy, ".compute()"),

@@ -406,7 +406,7 @@ def test_a_tree_without_arrays_has_an_empty_plan():
 def test_a_tree_without_arrays_still_has_its_target_checked(tree):
     """A target that does not exist is an error, whatever is in the tree."""
     for convert in (dlx.convert, dlx.convert.__wrapped__):
-        with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+        with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
             convert(tree, to="nosuch")
 
 

@@ -851,7 +851,7 @@ def test_options_hold_for_every_array(np, torch, options):
 
 def test_a_broken_target_is_said_before_the_tree_is_looked_at():
     """The call itself is checked first."""
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.convert([object()], to="nosuch")
     with pytest.raises(ValueError, match="errors must be"):
         dlx.convert([], to="dlx", errors="ignore")

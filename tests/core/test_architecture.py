@@ -321,21 +321,21 @@ def test_convert_and_plan_take_the_same_options():
 
 def test_one_conversion_by_the_python_path_is_short(np, torch):
     """Convert a numpy array to torch outside the fast path."""
-    calls, files = calls_of.conversion()
+    calls, files = calls_of.count_conversion()
     assert len(calls) <= 23, calls
     assert len(files) <= 9, files
 
 
 def test_one_conversion_of_an_unknown_producer_is_short(np, torch):
     """Convert an object that only has ``__dlpack__``: only its methods are called in Python."""
-    calls, files = calls_of.conversion(calls_of.Producer, by_python=False)
+    calls, files = calls_of.count_conversion(calls_of.Producer, by_python=False)
     assert len(calls) <= 2, calls
     assert not files, files
 
 
 def test_one_conversion_of_an_unknown_producer_by_the_python_path(np, torch):
     """The same with an option that the fast path does not support; two calls are the object's, one is torch's."""
-    calls, files = calls_of.conversion(calls_of.Producer)
+    calls, files = calls_of.count_conversion(calls_of.Producer)
     assert len(calls) <= 30, calls
     assert len(files) <= 10, files
 

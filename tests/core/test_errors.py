@@ -14,7 +14,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
-from dlx.cli.targets import on_the_command_line
+from dlx.cli.targets import command_option
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAMILY = {  # class: base class in dlx, builtin base class
@@ -109,6 +109,8 @@ def test_the_message(name, parts, text):
     text = text.replace("cannot convert", f"cannot {kind.action}")
     if kind.action == "read":  # has no target
         text = text.replace(" to 'torch'", "")
+    if not (parts.get("fix") or parts.get("option")):
+        text = errors.sentences(text, kind.usual_fix)
     assert str(kind("because", **parts)) == text
 
 
@@ -201,6 +203,12 @@ def test_complete_fills_only_what_is_empty():
     error = errors.LayoutError("because", source="inner")
     assert error.complete(source="outer", target="torch") is error
     assert (error.source, error.target) == ("inner", "torch")
+
+
+def test_complete_replaces_the_usual_fix():
+    """An outer layer's fix is more precise; an option is one, too."""
+    assert errors.FileError("because").complete(fix="Do it.").fix == "Do it."
+    assert errors.FileError("because", option=(("copy", None),)).complete(fix="Do it.").fix == "Drop copy=False."
 
 
 def test_a_path_and_its_root_are_completed_together():
@@ -306,7 +314,7 @@ OPTIONS = [
 def test_options_are_said_as_who_speaks_has_them(option, python, command):
     """One sentence lists the alternatives, in Python or command-line syntax."""
     error = errors.ConversionError("because", option=option)
-    assert (error.fix, error.advice(on_the_command_line)) == (python, command)
+    assert (error.fix, error.advice(command_option)) == (python, command)
 
 
 def test_a_call_without_the_option_says_which_call_has_it():

@@ -315,7 +315,7 @@ def test_strict_refuses_it_and_names_its_class(case):
     """One error, or one for each path."""
     kind = FOREIGN[case]
     obj, array = kind(), dlx.empty((2,), "int8")
-    with pytest.raises(AdapterNotFoundError, match=r"neither array, container nor plain data") as caught:
+    with pytest.raises(AdapterNotFoundError, match=r"not an array, a container or data without arrays") as caught:
         dlx.convert([array, obj], to="dlx", strict=True)
     assert caught.value.source == type_name(kind)
     assert caught.value.where == "obj[1]"

@@ -121,7 +121,7 @@ def test_without_pools_memory_goes_back_later(cuda):
     assert driver.release_pending() == 0
 
 
-# ---- no record without a wait ---------------------------------------------------------------------------------------
+# ---- no record without a wait ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

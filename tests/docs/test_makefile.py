@@ -27,7 +27,7 @@ WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 def made(tmp_path):
     """Run `make -n` in a copy of the Makefile, on a path whose python3.91 and python3.92 are shims that fail."""
     if shutil.which("make") is None:
-        pytest.skip("there is no make")
+        pytest.skip("make is not installed")
     for name in ("python3.91", "python3.92"):
         script(tmp_path / "shims" / name, BROKEN)
     script(tmp_path / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92", WORKING)
@@ -117,7 +117,7 @@ def test_all_runs_every_environment(sessions):
 
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(made, target):
-    """A compiler; `make test` says how long it takes before all else."""
+    """A missing compiler is found before any download; `make test` first prints how long it takes."""
     printed = made(target)
     assert printed.index("setup.py --name") < printed.index("--editable") < printed.index("--requirement")
     assert printed.index("--requirement") < printed.index("--only-binary")
@@ -125,7 +125,7 @@ def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(m
 
 
 def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
-    """Python keeps what it imports, also where that is switched off. Tests start Python often: all is compiled."""
+    """The demo compiles no byte code; the tests, which start Python often, compile all."""
     assert "compileall" not in made("demo") and "PYTHONDONTWRITEBYTECODE= " in made("demo")
 
     def without(*words):
@@ -189,14 +189,14 @@ def test_sessions_describe_themselves(sessions):
 
 
 def test_the_sanitizers_are_part_of_what_is_built(made):
-    """With another DLX_SANITIZE the extensions are built anew, by each environment; with the same one they are not."""
+    """A changed DLX_SANITIZE rebuilds the extensions in each environment; an unchanged one does not."""
     for name in (".made", ".built", ".torch-"):
         stamp = made.folder / "checkout" / ".venv" / name
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
 
     def builds(*arguments):
-        """Note what is asked for, tell whether that means to build, and act as if it were done."""
+        """Record the request, return whether it builds, and act as if it were done."""
         made("build/sanitize", *arguments, dry=False)
         printed = made("test", "TORCH=", *arguments)
         (made.folder / "checkout" / ".venv" / ".built").touch()

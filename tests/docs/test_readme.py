@@ -27,7 +27,7 @@ def blocks(page=README):
 
 
 def test_the_readmes_examples_print_what_it_shows(np, torch):
-    """Every python block runs by itself, pasted into a new session; a text block right behind it is its output."""
+    """Every python block runs in a new session; a text block directly after it is its output."""
     compared = 0
     for code, expected in blocks():
         namespace = {"__name__": "readme"}
@@ -41,7 +41,7 @@ def test_the_readmes_examples_print_what_it_shows(np, torch):
 
 
 def test_the_readme_counts_the_promises():
-    """Those of a library, and those of an adapter besides, as `python -m dlx.testing --list` lists them."""
+    """The counts for a library and an adapter are those of `python -m dlx.testing --list`."""
     kinds = [check.kind for check in CHECKS.values()]
     adapter = kinds.count("adapter")
     assert f"{len(kinds) - adapter} for any library and {adapter} more for an adapter" in README
@@ -86,7 +86,7 @@ runpy.run_path("examples/quickstart.py", run_name="__main__")
 
 @pytest.mark.parametrize("missing", [[], ["torch"], ["PIL"], ["numpy", "torch"], ["numpy", "torch", "PIL"]])
 def test_the_quickstart_runs_with_whatever_is_there(missing):
-    """It exits with 0, says what is missing, writes nothing to stderr, and fits a terminal of 80 columns."""
+    """It exits with 0, names missing libraries, writes nothing to stderr, and fits a terminal of 80 columns."""
     options, env = ("-X", "dev"), {**os.environ, "PYTHONIOENCODING": "utf-8"}
     if "torch" in missing:
         command = [sys.executable, *options, "-c", WITHOUT, *missing]

@@ -1,4 +1,4 @@
-"""GitHub's workflows, which no machine of ours runs: they can be read, and what they name is there."""
+"""GitHub's workflows, which run on none of our machines: they can be read, and the names in them exist."""
 
 import re
 import tomllib
@@ -23,14 +23,14 @@ TESTS = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8
 
 
 def steps(path):
-    """Give the steps of all jobs of a workflow."""
+    """Yield the steps of all jobs of a workflow."""
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
     assert all("runs-on" in job for job in jobs.values())
     return [step for job in jobs.values() for step in job["steps"]]
 
 
 def test_there_is_a_workflow_for_each_purpose():
-    """Tests, wheels, the site and sanitizers, under their file's name, started by something."""
+    """There are workflows for tests, wheels, the site and sanitizers, named after their files, each with a trigger."""
     assert [path.stem for path in FILES] == ["docs", "sanitizers", "tests", "wheels"]
     for path in FILES:
         workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def test_steps_name_make_targets_that_exist(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_actions_are_pinned(path):
-    """An action is named by a commit, which nobody can move, and by the version that it is."""
+    """An action is pinned to a commit, with its version in a comment."""
     used = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
     assert len(used) == sum("uses" in step for step in steps(path)) > 0
     for each in used:

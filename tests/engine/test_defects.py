@@ -1,4 +1,4 @@
-"""Known defects of frameworks: each row of an adapter is proven on the version installed, or shown to be mended there.
+"""Known defects of frameworks: each row of an adapter is reproduced, or shown to be fixed, on the installed version.
 
 A proof answers whether the fault is there. It must agree with the row's versions: when a framework mends a fault, the
 proof here fails, and the row wants its first good version.
@@ -44,7 +44,7 @@ def raises(kinds, function, *args, **keywords):
 
 
 class Producer:
-    """Another producer's way to a tensor; remembers how it was asked."""
+    """A producer of a tensor that records the arguments of its calls."""
 
     def __init__(self, tensor=None, error=None):
         self.tensor, self.error, self.calls = tensor, error, []
@@ -93,7 +93,7 @@ def numpy_masks(np):
 
 
 def torch_negative(torch):
-    """In a process of its own; torch 2.14 raises."""
+    """In a separate process; torch 2.14 raises."""
     pytest.importorskip("numpy")
     return dies("""if True:
         import numpy, os, torch
@@ -136,20 +136,20 @@ def torch_calls(torch):
 
 
 def torch_misaligned(torch):
-    """In a process of its own: two complex128 at an odd address."""
+    """In a separate process: two complex128 at an odd address."""
     odd = "torch.frombuffer(bytearray(33), dtype=torch.complex128, count=2, offset=1)"
     return dies(f"import torch; {odd}.conj().resolve_conj()")
 
 
 def torch_odd(torch):
-    """In a process of its own: one complex128 at an odd address."""
+    """In a separate process: one complex128 at an odd address."""
     return dies(
         "import torch; torch.frombuffer(bytearray(33), dtype=torch.complex128, count=1, offset=1).view(()).clone()"
     )
 
 
 def torch_emptied(torch):
-    """In a process of its own."""
+    """In a separate process."""
     return dies("import torch; t = torch.zeros(1000); t.untyped_storage().resize_(0); t.clone()")
 
 
@@ -171,7 +171,7 @@ def torch_table(torch):
 
 
 def jax_narrows(jax):
-    """With x64 off, as it is unless a user says otherwise."""
+    """With x64 off, the default."""
     return str(jax.dlpack.from_dlpack(memory("float64")).dtype) == "float32"
 
 
@@ -217,7 +217,7 @@ def tvm_version(tvm_ffi):
 
 
 def tvm_handle(tvm_ffi):
-    """In a process of its own."""
+    """In a separate process."""
     return dies("import tvm_ffi; tvm_ffi.Tensor.__new__(tvm_ffi.Tensor).shape")
 
 
@@ -270,7 +270,7 @@ ROWS = [(name, defect) for name in FRAMEWORKS if (found := framework(name)) for 
 
 
 def proofs_of(name, defect):
-    """Return the proofs that stand for a row."""
+    """Return the proofs of a row."""
     return [proof for (owner, words), proof in PROOFS.items() if owner == name and words in defect.does]
 
 
@@ -297,7 +297,7 @@ def test_every_row_says_where_to_read_on():
 
 
 def test_no_proof_without_a_row():
-    """A proof that stands for nothing has been forgotten."""
+    """Every proof belongs to a row."""
     there = {name for name, _ in ROWS}
     for owner, words in PROOFS:
         assert owner not in there or any(words in defect.does for name, defect in ROWS if name == owner), words

@@ -1,4 +1,4 @@
-"""What the fast path says of an array (`FastPath.describe`) is what its adapter says, in descriptions and in plans."""
+"""Descriptions by the fast path (`FastPath.describe`) equal the adapter's, also in plans."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def plain(plan):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_fast_path_describes_as_the_adapter_does(np, torch, source):
-    """Every field is the same, for every dtype and layout; where there is a blocker the adapter is asked."""
+    """Every field is equal, for every dtype and layout; arrays with blockers are described by the adapter."""
     described = 0
     for name, array in SOURCES[source](np, torch).items():
         described += export_and_describe(array) is not None
@@ -104,7 +104,7 @@ def test_the_fast_path_describes_as_the_adapter_does(np, torch, source):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_plans_by_the_fast_path_are_those_of_the_complete_way(np, torch, monkeypatch, source):
-    """For every target and option; a second plan of the same layout is what the first one was."""
+    """For every target and option; a second plan of the same layout equals the first."""
     found = SOURCES[source](np, torch)
     targets = [to for to in TARGETS if to in ("numpy", "torch", "dlx", "arrow") or _there(to)]
     calls = [{}, {"copy": True}, {"copy": False}, {"readonly": "share"}, {"readonly": "error"}, {"device": "cpu"}]
@@ -132,7 +132,7 @@ def _there(package):
 
 
 def test_plans_that_are_kept_tell_layouts_and_options_apart(np):
-    """Plans for a consumer that copies what is read-only: each says the bytes of its own array, and no address."""
+    """Plans for a consumer that copies read-only memory have the bytes of their array, and no address."""
     torch = pytest.importorskip("torch")
     assert torch is not None
     for n in range(1, 200):  # more than are kept

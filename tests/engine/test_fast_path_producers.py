@@ -37,7 +37,7 @@ def there(to):
 
 
 class Producer:
-    """A producer around an array of numpy that notes in which order it is asked what."""
+    """A producer around a numpy array that records the order of its calls."""
 
     def __init__(self, array):
         self.array, self.asked = array, []
@@ -278,7 +278,7 @@ def test_other_entry_points_call_once(np):
 
 
 def test_a_type_that_is_changed(np):
-    """A route holds while the type is what it was: its methods, its being an array of a framework."""
+    """A route holds until the type changes: its methods, or its framework."""
 
     class Changing(Producer):
         pass
@@ -322,7 +322,7 @@ def test_a_type_may_go(np):
 
 
 def test_a_class_registered_later(np):
-    """Once any class is registered with an abstract base class the type is looked up anew."""
+    """After any registration with an abstract base class, the type is looked up again."""
     producer = Producer(np.ones(3))
     for _ in range(2):
         dlx.convert(producer, to="dlx")
@@ -347,7 +347,7 @@ def test_plain_data_with_a_capsule_passes_through_trees(np):
 
 
 def test_threads(np):
-    """What is left to the Python path stays in its thread."""
+    """The exports left to the Python path stay in their thread."""
 
     class Odd(Producer):
         def __dlpack__(self, **options):
@@ -393,7 +393,7 @@ def test_nothing_is_lost(np, counting):
 
 
 def test_answers_that_convert_while_they_are_released(python):
-    """What a producer raised is released where nobody took it: that may run Python, which converts the same object."""
+    """Releasing a producer's unused export may run Python code that converts the same object."""
     python("""
         import numpy as np
         import dlx
@@ -472,7 +472,7 @@ def test_a_release_that_converts_takes_no_answer_of_another_call():
 
 
 def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
-    """A producer may load a plugin, which drops all routes: what was exported before is loaded as Python loads it."""
+    """A producer may load a plugin, which drops all routes; earlier exports are loaded by Python."""
     pytest.importorskip("ml_dtypes")  # numpy takes a storage dtype, or is told of bfloat16 by Python
 
     class Clears(Producer):
@@ -502,7 +502,7 @@ def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
 
 
 def test_greenlets_that_end_in_another_order_than_they_began(np, python):
-    """What the Python path was left belongs to its own call, also where another one of the same thread ends first."""
+    """An export left to the Python path belongs to its call, even if another call of the thread ends first."""
     pytest.importorskip("greenlet")
     python("""
         import gc

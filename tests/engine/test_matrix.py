@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture(scope="module")
 def measured():
-    """The page of what is here."""
+    """The page for the installed frameworks."""
     return tried()
 
 
@@ -35,7 +35,7 @@ def tried(*arguments):
 
 @pytest.mark.slow
 def test_every_cell_is_as_the_page_says(measured):
-    """Cells between frameworks of the page's versions are as they are on the page; no other may be wrong either."""
+    """Cells between frameworks of the page's versions equal the page; no other cell is wrong."""
     cells, _ = read_page(measured)
     wanted, written = read_page((ROOT / "docs" / "matrix.md").read_text())
     other = {name for name, version in read_versions().items() if written.get(name) != version}
@@ -55,7 +55,7 @@ def test_every_cell_is_as_the_page_says(measured):
 
 @pytest.mark.slow
 def test_the_page_is_whole(measured):
-    """With all frameworks of the page in its versions, it is what the command writes, picture included."""
+    """With all frameworks in the page's versions, the command writes the page and its picture."""
     text = (ROOT / "docs" / "matrix.md").read_text()
     cells, written = read_page(text)
     assert format_page(cells, written) == text
@@ -67,7 +67,7 @@ def test_the_page_is_whole(measured):
 
 
 def test_cells_of_further_frameworks_are_as_the_page_says():
-    """In the environment of each; it has cells of its own on the page."""
+    """In the environment of each, which has its cells on the page."""
     wanted, written = read_page((ROOT / "docs" / "matrix.md").read_text())
     here = {name: version for name, version in read_versions(FURTHER).items() if written.get(name) == version}
     if not here:

@@ -172,7 +172,7 @@ def check(case, outcomes):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Counts of what came out of all examples: each kind must have been there."""
+    """Counts of the outcomes of all examples; each kind must occur."""
     counts = Counter()
     yield counts
     if len(TARGETS) > 4 and EXAMPLES >= 800:

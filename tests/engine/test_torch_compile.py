@@ -196,7 +196,7 @@ def borrowing(x):
 
 @pytest.mark.parametrize("kind", READ)
 def test_other_functions_and_views_end_the_graph(np, torch, kind):
-    """With right values; what is no graph says so with ``fullgraph=True``."""
+    """With right values; with ``fullgraph=True`` they raise."""
     function, x = READ[kind](np.full(3, 3, np.float32)), torch.arange(3.0)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: function(x + 1) - 1, backend="eager")

@@ -92,7 +92,7 @@ def test_target_by_module_and_type(registry, mylib):
 
 def test_a_subclass_is_no_target(registry):
     """Only listed types are; the message says which name to use."""
-    with pytest.raises(AdapterNotFoundError, match="Say to='mylib'"):
+    with pytest.raises(AdapterNotFoundError, match="Pass to='mylib'"):
         registry.target(Special)
 
 
@@ -184,7 +184,7 @@ def test_a_target_that_is_no_key(registry, mylib):
 
 def test_unknown_targets_name_the_known_ones(registry):
     """Whoever mistypes a name reads the list."""
-    with pytest.raises(AdapterNotFoundError, match=r"no target 'nampy'. Known targets: .*dlx.*mylib"):
+    with pytest.raises(AdapterNotFoundError, match=r"unknown target 'nampy'. Known targets: .*dlx.*mylib"):
         registry.target("nampy")
 
 
@@ -352,7 +352,7 @@ def test_broken_third_parties_are_reported_by_distribution(published):
     )
     bad, gone, shape = out.strip().splitlines()
     assert "dlx_bad (dlx-bad) is broken: OSError: bad library" in bad
-    assert "dlx_gone (dlx-gone) is gone: its entry point names the module dlx_gone, and there is none" in gone
+    assert "dlx_gone (dlx-gone) is missing: its entry point names the module dlx_gone, which does not exist" in gone
     assert shape == "(3,)"
 
 

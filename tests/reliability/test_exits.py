@@ -1,4 +1,4 @@
-"""Ends of a process while results are alive, some of those of `nox -s exits`; see also tests/core/test_exit.py."""
+"""Process exits while results are alive: a part of `nox -s exits`; see also tests/core/test_exit.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SOME = (
 
 
 @pytest.mark.parametrize("ending", SOME)
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_an_ending(ending):
-    """The status is as without dlx, and so is what is on stderr."""
+    """Exit status and stderr are the same as without dlx."""
     wrong = exits.trial(ending, "numpy" if importlib.util.find_spec("numpy") else "")
     assert not wrong, wrong

@@ -11,7 +11,7 @@ from support.project import program
 
 
 @pytest.mark.parametrize(("what", "sample"), [("warm", 400), ("cold", 10)])
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.slow
 def test_interrupts_anywhere(what, sample):
     """Nothing is used up, nothing is left, and the next call works. Another seed: `nox -s interrupts`."""

@@ -10,7 +10,7 @@ from support.processes import warm
 from support.project import TESTS
 
 
-@pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
+@pytest.mark.unsanitized("freed memory is kept for a while: resident memory grows")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
 @pytest.mark.slow
 def test_a_short_soak():

@@ -25,7 +25,7 @@ from dlx._core import native
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_one_thread_gets_a_capsule(threads, version, ways):
-    """However it is asked for, one of them gets the memory, and the others are told that it is consumed."""
+    """One thread gets the memory, and the others a ConsumedError, for every function."""
     block = bytearray(b"abcdefgh")
     live = native.live()
     capsule = dlx.from_dlpack(block).__dlpack__(max_version=version)
@@ -35,13 +35,13 @@ def test_one_thread_gets_a_capsule(threads, version, ways):
     assert len(got) == 1 and bytes(memoryview(got[0])) == block
     assert all(isinstance(each, errors.ConsumedError) for each in found if each is not got[0])
     del got, found, capsule
-    if native.live() != live:  # a collection takes longer than all else here
+    if native.live() != live:  # a collection takes longer than the rest of the test
         gc.collect()
     assert native.live() == live
 
 
 def test_a_tensor_that_others_read_while_its_capsule_is_restored(python):
-    """A consumer that failed may have passed the tensor on: reading it goes on beside the restore, and afterwards."""
+    """A tensor that a failed consumer passed on stays readable during and after the restore."""
     python("""
         import sys, threading
         import dlx
@@ -80,7 +80,7 @@ def test_a_tensor_that_others_read_while_its_capsule_is_restored(python):
 
 
 def test_threads_that_convert_the_same_array(python):
-    """One dlx.Tensor and one numpy array of its memory, handed over and dropped over and over, in lists and buffers."""
+    """A dlx.Tensor and a numpy array of its memory are converted and dropped repeatedly, in lists and buffers."""
     python("""
         import importlib.util, sys, threading
         import dlx
@@ -117,7 +117,7 @@ def test_threads_that_convert_the_same_array(python):
 
 
 def test_a_container_that_changes_meanwhile():
-    """A list that other threads fill and empty is converted as it was at one moment."""
+    """A list that other threads change is converted in one consistent state."""
     array = dlx.from_dlpack(bytearray(8))
     shared, stop = [array] * 8, threading.Event()
 

@@ -1,4 +1,4 @@
-"""The kit's command, its pytest plugin, declared exceptions, workers that die, and what it says."""
+"""The kit's command, its pytest plugin, declared exceptions, workers that die, and its messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAST = ("copy-true", "export-strides", "export-snapshot")
 
 
 def command(*args, folder=None, pytest_too=False):
-    """Run the kit's command, or pytest with the kit, in a fresh process."""
+    """Run the kit's command, or pytest with the kit, in a new process."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests")]),
@@ -36,12 +36,12 @@ def command(*args, folder=None, pytest_too=False):
 
 
 def only(*names):
-    """Return the options that pick checks."""
+    """Return the options that select checks."""
     return [word for name in names for word in ("--only", name)]
 
 
 def test_a_reader_that_goes_away_ends_it_quietly():
-    """`python -m dlx.testing --list | head` has nothing to say about the pipe."""
+    """`python -m dlx.testing --list | head` prints no message about the closed pipe."""
     code = "import runpy, sys; sys.argv[1:] = ['--list']; runpy.run_module('dlx.testing', run_name='__main__')"
     reading, writing = os.pipe()
     os.close(reading)
@@ -80,11 +80,11 @@ def test_a_broken_promise_is_status_1_with_its_reproduction():
         (["dlx", "--kinds", "cook"], "there is no cook"),
         (["dlx", "--except", "copy-true"], "needs a reason"),
         (["dlx", "--except", "copy-tru=why"], "there is no check copy-tru"),
-        ([], "name what to grade"),
+        ([], "name a subject"),
     ],
 )
 def test_what_cannot_be_graded_is_status_2(args, words):
-    """And one sentence says why."""
+    """Status 2 comes with one sentence about the reason."""
     done = command(*args)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
@@ -115,17 +115,17 @@ def test_an_exception_that_is_not_needed_any_more_breaks():
     """Else it would hide the next fault."""
     subject = excepting(libraries.subject_good, {"copy-true": "it never copies"})
     found = CHECKS["copy-true"](subject)
-    assert found.status == "breaks" and "not needed any more" in found.seen
+    assert found.status == "breaks" and "no longer needed" in found.seen
 
 
 def test_a_subject_states_its_exceptions_with_a_reason():
-    """Also as data."""
-    with pytest.raises(ValueError, match="copy-true has none"):
+    """The exceptions of a `Subject` need a reason, too."""
+    with pytest.raises(ValueError, match="needs a reason: copy-true"):
         Subject("bare", exceptions={"copy-true": " "})
 
 
 def test_pytest_makes_a_test_of_each_promise(tmp_path):
-    """Named after subject and check; kept, broken, excepted and not applicable are what pytest calls them."""
+    """Tests are named after subject and check, and have pytest's outcomes."""
     chosen = "copy-true or copy-false or export-readonly or max-version-1 or import-scalar"
     done = command(
         "--dlx-adapter=support.kit.libraries:subject_copy-true", "--dlx-except=keyword-max-version-1=it is not so",
@@ -144,7 +144,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
 
 @pytest.mark.slow
 def test_pytest_skips_and_xfails(tmp_path):
-    """What is not applicable is skipped with the reason, what is excepted is an expected failure."""
+    """Checks that do not apply are skipped with the reason; declared exceptions are expected failures."""
     (tmp_path / "test_own.py").write_text("def test_mine():\n    pass\n")
     kit = [
         "--dlx-adapter=support.kit.libraries:subject_copy-true",
@@ -161,7 +161,7 @@ def test_pytest_skips_and_xfails(tmp_path):
 
 
 def test_pytest_says_what_it_cannot_find(tmp_path):
-    """As a usage error."""
+    """An unknown subject is a usage error."""
     done = command("--dlx-adapter=no_such_library", pytest_too=True, folder=tmp_path)
     assert done.returncode == 4 and "no_such_library" in done.stderr + done.stdout
 
@@ -170,7 +170,7 @@ def test_pytest_says_what_it_cannot_find(tmp_path):
 
 
 def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
-    """The one that died has broken its promise; those before and after it are graded."""
+    """The check that kills its process is broken, and the others are graded."""
     names = ("asks-for-version", "newer-minor", "old-producer", "deleter-once")
     found = list(run(libraries.subject_dies, [CHECKS[name] for name in names]))
     assert [verdict.check for verdict in found] == list(names)
@@ -180,21 +180,21 @@ def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
 
 @pytest.mark.slow
 def test_a_check_that_never_ends_is_blamed(monkeypatch):
-    """Its process is ended."""
+    """A check that hangs is broken, and its process is killed."""
     monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)
     (found,) = run(libraries.subject_hangs, [CHECKS["newer-minor"]])
     assert found.status == "breaks" and "hangs" in found.seen
 
 
 def test_a_worker_that_never_begins_is_said_to_be_slow(monkeypatch):
-    """Not to have died: it was ended here, for instance on a machine with too much to do."""
+    """The error reports a slow start, for instance on a busy machine."""
     monkeypatch.setattr("dlx.testing.runner.STARTING", 0)
     with pytest.raises(RuntimeError, match="did not begin within 0 seconds"):
         list(run(libraries.subject_hangs, [CHECKS["newer-minor"]]))
 
 
 def test_a_fresh_process_must_be_able_to_find_the_subject():
-    """One that is only an object here cannot be graded there."""
+    """A subject that exists only in this process is refused."""
     with pytest.raises(ValueError, match="no spec"):
         list(run(Subject("here"), [CHECKS["copy-true"]]))
 
@@ -204,7 +204,7 @@ def test_a_fresh_process_must_be_able_to_find_the_subject():
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.name)
 def test_a_check_says_what_it_promises(check):
-    """One sentence, a known row, ten lines at most."""
+    """A promise is one sentence in a known row; its code has ten lines at most."""
     assert check.promise.endswith(".") and check.promise.count(". ") == 0
     assert check.about in ABOUT
     assert len(check.shows.strip().splitlines()) <= 10
@@ -212,7 +212,7 @@ def test_a_check_says_what_it_promises(check):
 
 
 def test_a_fault_of_the_kit_is_no_grade():
-    """Only Broken breaks, only NotApplicable does not apply; any other exception is the kit's own."""
+    """Only `Broken` breaks a promise, and only `NotApplicable` skips it; other exceptions are errors of the kit."""
     subject = Subject("any")
 
     def raising(error):
@@ -228,7 +228,7 @@ def test_a_fault_of_the_kit_is_no_grade():
 
 
 def test_patterns_hold_what_conversions_lose():
-    """NaN payloads, a signalling NaN, -0.0, subnormals, infinity; bools that are 0 and 1."""
+    """Patterns contain NaN payloads, a signalling NaN, -0.0, subnormals and infinity; bools are 0 and 1."""
     words = [int.from_bytes(pattern("float32", 6)[4 * i : 4 * i + 4], "little") for i in range(5)]
     assert words == [0xFFFFFFFF, 0x7F800001, 0x80000000, 1, 0x7F800000]
     assert set(pattern("bool", 24)) == {0, 1}
@@ -236,7 +236,7 @@ def test_patterns_hold_what_conversions_lose():
 
 
 def test_a_source_keeps_account():
-    """What was taken, and how often its deleter was called."""
+    """A source records its exports and the calls of their deleters."""
     source = Source("int32", (2, 3), (1, 2))
     assert source.amiss() == ""
     taken = Taken(source.__dlpack__(max_version=(1, 0)))
@@ -251,7 +251,7 @@ def test_a_source_keeps_account():
 
 
 def test_what_others_do_with_ctypes_does_not_matter():
-    """The argument types of ctypes.pythonapi belong to everybody; the kit has functions of its own."""
+    """Other users of ctypes.pythonapi do not affect the kit's function types."""
     import ctypes
 
     functions = [getattr(ctypes.pythonapi, f"PyCapsule_{name}") for name in ("SetName", "GetName", "GetPointer", "New")]
@@ -266,7 +266,7 @@ def test_what_others_do_with_ctypes_does_not_matter():
 
 
 def test_a_page_tells_what_was_found():
-    """Versions, a table at a glance, what is broken with its code; and a picture of well-formed XML."""
+    """The page shows versions, the summary table, and each fault with its code; the picture is well-formed XML."""
     from xml.etree import ElementTree
 
     graded = [
@@ -282,7 +282,7 @@ def test_a_page_tells_what_was_found():
 
 
 def test_a_terminal_shows_the_same(capsys, monkeypatch):
-    """A table: marks, promises, what was seen, and the reproduction."""
+    """A terminal shows a table of marks, promises, faults and reproductions."""
     monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
     subject = getattr(libraries, "subject_copy-true")
@@ -294,7 +294,7 @@ def test_a_terminal_shows_the_same(capsys, monkeypatch):
 
 
 def test_every_library_known_here_describes_itself():
-    """Those that are installed: they make what they declare."""
+    """Each installed library creates the arrays that its subject declares."""
     subject = find("dlx")
     assert {check.kind for check in of_kinds(subject)} == {"producer", "consumer", "adapter"}
     for dtype in subject.dtypes:
@@ -302,7 +302,7 @@ def test_every_library_known_here_describes_itself():
 
 
 def test_what_nobody_reads_is_no_error():
-    """`python -m dlx.testing numpy | head -1`, and a full disk: one line, or none, and no traceback."""
+    """A closed pipe and a full disk cause at most one line, and no traceback."""
     reader, writer = os.pipe()
     os.close(reader)
     start = [sys.executable, "-m", "dlx.testing", "--list"]
@@ -333,7 +333,7 @@ def test_the_page_is_written(tmp_path):
 
 
 def test_a_name_that_is_not_known_shows_those_that_are():
-    """Libraries of the kit, and further adapters; under --json as data, too."""
+    """An unknown name lists the kit's libraries and other adapters, also with --json."""
     done = command("nosuch", "--json")
     assert done.returncode == 2
     for name in ("numpy", "mlx", "cupy", "module:attribute"):
@@ -345,7 +345,7 @@ def test_a_name_that_is_not_known_shows_those_that_are():
 
 
 def test_the_list_of_checks_as_json():
-    """What --list prints, for programs."""
+    """`--list --json` prints all checks as data."""
     found = json.loads(command("--list", "--json").stdout)
     assert found["schema"] == 1
     assert {each["name"] for each in found["checks"]} == {*CHECKS}

@@ -931,7 +931,7 @@ def test_options_hold_for_each_element(np, torch, arrays):
     with pytest.raises(errors.AdapterNotFoundError) as caught:
         lazy([[object()]], strict=True)[0][0]
     assert caught.value.where == "obj[0][0]"
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         lazy(arrays, to="nosuch")
 
 

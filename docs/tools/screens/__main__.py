@@ -20,7 +20,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 
 from dlx._support.screen import Screen
-from dlx.cli.arguments import parser
+from dlx.cli.arguments import build_parser
 
 SCREENS = {
     "inspect": "inspect model.safetensors --to torch,numpy",
@@ -72,7 +72,7 @@ def draw_screen(command: str) -> str:
         record=True, width=COLUMNS, force_terminal=True, color_system="standard", file=io.StringIO(),
         highlight=False, markup=False, emoji=False,
     )  # fmt: skip
-    arguments = parser().parse_args(command.split())
+    arguments = build_parser().parse_args(command.split())
     command_module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
     shown = io.StringIO()
     command_module.run(arguments, Screen(arguments.command, file=shown, width=COLUMNS))

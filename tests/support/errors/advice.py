@@ -139,7 +139,8 @@ def check_calls(text):
 
 _ADVICE = re.compile(
     "Call|Convert|Pass|Say|Give|Read|Drop|Switch|Encode|Move|Fill|Cast|Copy|Make|Take|Leave|Use|Set|Keep|Open|Run|"
-    "Import|Share|Send|Override|Return|Materialise|Reshape|Swap|View|Join|Mark|With|If|A saved|{call}|{take}"
+    "Import|Share|Send|Override|Return|Materialise|Reshape|Swap|View|Join|Mark|With|If|A saved|{call}|{take}|"
+    "Save|Download|Extract|Merge|Split|List|Allocate|Remove|Change|Write"
 )
 _SUFFIXES = {".npy", ".npz", ".safetensors", ".arrow", ".gguf", ".pt"}  # of files
 

@@ -30,7 +30,7 @@ assert dlx.describe(b"abc").readonly
 try:
     dlx.convert(3, to="dlx")
 except TypeError as error:
-    assert "it is no array" in str(error)
+    assert "it is not an array" in str(error)
 else:
     raise AssertionError("a number was taken for an array")
 

@@ -1,64 +1,63 @@
-/* One array: taken, copied where that resolves what the consumer does not take, and handed over.
- * With every guard answered false this runs no Python code except the `load` of a target without a
- * table; anything else is left to the Python path. */
+/* Conversion of one array: take it, copy it if that makes it acceptable, and hand it over. If no
+ * guard applies, this runs no Python except the `load` of a target without a table; everything else
+ * is left to the Python path. */
 
 #include "pairs.h"
 #include "streams.h"
 
-/* What is not handed over as it was taken. What a producer answered in vain is left to the Python
- * path. Owns: takes the offer; the result is new. Errors: as py_convert_one. */
-static PyObject* make_otherwise(py_call* call, const py_pair* pair, PyObject* obj,
-                                py_offer* offer) {
+/* Finish an offer that is not simply handed over. Keeps an unused response for the Python path.
+ * Owns: takes the offer. Errors: as py_convert_array. */
+static PyObject* finish_offer(py_call* call, const py_pair* pair, PyObject* obj, py_offer* offer) {
   py_target* t = pair->target;
   PyObject* result = NULL;
   if (offer->state == PY_BLOCKED) py_take_unblocked(pair->source, t, obj, call->options, offer);
   if (offer->made == NULL) {
-    if (offer->answer) py_call_leave(call, obj, offer->answer, offer->state == PY_RAISED);
+    if (offer->response)
+      py_call_keep_response(call, obj, offer->response, offer->state == PY_RAISED);
   } else if (offer->state == PY_ON_DEVICE) {
     result = py_streams_convert(call, pair->source, t, offer->made, obj);
   } else {
     if (offer->state == PY_NEEDS_COPY || call->options & DLX_COPIES)
       offer->made = py_target_copy(t, offer->made, call->options, offer->incompatible);
-    if (offer->made) result = t->make(call, t, offer->made, obj);
+    if (offer->made) result = t->hand_over(call, t, offer->made, obj);
   }
-  if (offer->answer) py_drop(offer->answer);
+  if (offer->response) py_drop(offer->response);
   return result;
 }
 
-/* An array of the target. */
-static PyObject* keep(const py_call* call, const py_pair* pair, PyObject* obj) {
+static PyObject* keep_array(const py_call* call, const py_pair* pair, PyObject* obj) {
   py_source* s = pair->source;
-  PyObject* same = s->within.stay(s, pair->target, obj, call->options);
-  return same && call->options & DLX_COPIES ? py_copy_within(s, same) : same;
+  PyObject* same = s->framework.stay(s, pair->target, obj, call->options);
+  return same && call->options & DLX_COPIES ? py_copy_by_framework(s, same) : same;
 }
 
-static inline PyObject* convert(py_call* call, const py_pair* pair, PyObject* obj) {
+static inline PyObject* convert_by_pair(py_call* call, const py_pair* pair, PyObject* obj) {
   py_offer offer = {.made = NULL};
   if (!py_target_holds(pair->target, call->options)) return NULL;
   pair->source->take(pair->source, pair->target, obj, call->options, &offer);
-  if (offer.state != PY_TAKEN || call->options & DLX_COPIES || offer.answer)
-    return make_otherwise(call, pair, obj, &offer);
-  return pair->target->make(call, pair->target, offer.made, obj);
+  if (offer.state != PY_TAKEN || call->options & DLX_COPIES || offer.response)
+    return finish_offer(call, pair, obj, &offer);
+  return pair->target->hand_over(call, pair->target, offer.made, obj);
 }
 
-PyObject* py_convert_one(py_call* call, const py_pair* pair, PyObject* obj) {
-  if (pair->what == PY_STAYS) return keep(call, pair, obj);
-  return pair->what > PY_STAYS ? convert(call, pair, obj) : NULL;
+PyObject* py_convert_array(py_call* call, const py_pair* pair, PyObject* obj) {
+  if (pair->what == PY_STAYS) return keep_array(call, pair, obj);
+  return pair->what > PY_STAYS ? convert_by_pair(call, pair, obj) : NULL;
 }
 
 PyObject* py_convert(py_call* call, PyObject* obj) {
   if (py_is_tree(Py_TYPE(obj))) return py_convert_tree(call, obj, NULL);
   py_pair pair;
-  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
-  PyObject* result = pair.what > PY_STAYS    ? convert(call, &pair, obj)
-                     : pair.what == PY_STAYS ? keep(call, &pair, obj)
+  if (!py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  PyObject* result = pair.what > PY_STAYS    ? convert_by_pair(call, &pair, obj)
+                     : pair.what == PY_STAYS ? keep_array(call, &pair, obj)
                                              : py_convert_container(call, &pair, obj);
   py_pair_release(&pair);
   return result;
 }
 
 PyObject* py_target_like(py_call* call, PyObject* like) {
-  py_source* s = py_example_of(call->function, Py_TYPE(like));
+  py_source* s = py_example_learn(call->function, Py_TYPE(like));
   if (s == NULL) return NULL;
   PyObject *to = NULL, *known = atomic_load_explicit(&s->like, memory_order_acquire);
   if (PyTuple_CheckExact(known) && PyTuple_GET_SIZE(known) == 2) {
