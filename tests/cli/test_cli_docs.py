@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import COMMANDS, document, here
-from files import npy
+from support.files.writers import npy
+from support.processes.command import COMMANDS, document, here
 
 from dlx.cli import main
 
@@ -93,7 +93,7 @@ def text_of(svg):
 
 @pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
 def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
-    """Each screen has the text that the command prints now; `make screens` draws them again."""
+    """Each screen has the text that the command prints now; `nox -s screens` draws them again."""
     command = SCREENS["SCREENS"][name]
     targets = re.search(r"--to (\S+)", command)[1].split(",")
     for each in {*targets, *re.findall(r"--from (\w+)", command)} - {"dlx"}:
@@ -102,7 +102,7 @@ def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
     SCREENS["write_model"](Path("model.safetensors"))
     SCREENS["write_images"](Path("images.npy"))
     written = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
-    assert text_of(SCREENS["draw_screen"](command)) == text_of(written), "run make screens"
+    assert text_of(SCREENS["draw_screen"](command)) == text_of(written), "run nox -s screens"
 
 
 def test_a_screen_is_drawn(tmp_path, monkeypatch):
