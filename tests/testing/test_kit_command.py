@@ -17,7 +17,7 @@ import dlx
 from dlx._support.screen import Screen
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.check import excepting
-from dlx.testing.report import ABOUT, Grades, as_json, as_text
+from dlx.testing.report import ABOUT, Grades, convert_to_json, print_grades
 
 FAST = ("copy-true", "export-strides", "export-snapshot")
 
@@ -271,7 +271,7 @@ def test_a_page_tells_what_was_found():
         Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in ("copy-true", "export-snapshot")))
         for subject in (kit_planted.subject_good, getattr(kit_planted, "subject_copy-true"))
     ]
-    libraries = conformance.read(json.loads(json.dumps(as_json(graded))))
+    libraries = conformance.read(json.loads(json.dumps(convert_to_json(graded))))
     page = conformance.as_page(libraries, "picture.svg")
     assert "planted 1.5" in page and "![" in page
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
@@ -284,7 +284,7 @@ def test_a_terminal_shows_the_same(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
     subject = getattr(kit_planted, "subject_copy-true")
-    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
+    print_grades(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
     assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
