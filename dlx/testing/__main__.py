@@ -17,12 +17,12 @@ from dlx._support.screen import Screen
 from dlx._support.stdout import own_stdout, silence
 from dlx._version import __version__
 from dlx.testing.check import CHECKS, KINDS, excepting, of_kinds, parse_exceptions
-from dlx.testing.report import SCHEMA, Grades, as_json, as_text
+from dlx.testing.report import SCHEMA, Grades, convert_to_json, print_grades
 from dlx.testing.runner import run
 from dlx.testing.subject import LIBRARIES, find
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m dlx.testing", description="Check the promises of DLPack libraries and dlx adapters.",
         epilog="Exit status: 0 all kept or excepted, 1 a promise is broken, "
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _grade(arguments: list[str] | None) -> int:
-    parser = _parser()
+    parser = _create_parser()
     options = parser.parse_args(arguments)
     if options.list:
         _list(as_plain_data=options.json)
@@ -78,16 +78,16 @@ def _grade(arguments: list[str] | None) -> int:
                 subject = excepting(find(spec), parse_exceptions(options.excepted))
                 checks = of_kinds(subject, kinds, only)
                 if not checks:
-                    raise LookupError(f"nothing to grade: its kinds are {', '.join(subject.kinds) or 'empty'}")
+                    raise LookupError(f"no check applies; it supports {', '.join(subject.kinds) or 'nothing'}")
                 grades.append(Grades(subject, subject.version(), tuple(run(subject, checks))))
         except (LookupError, ImportError, ValueError, RuntimeError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             errors.append({"subject": spec, "message": str(error)})
             continue
         if not options.json:
-            as_text(grades[-1], Screen(parser.prog))
+            print_grades(grades[-1], Screen(parser.prog))
     if options.json:
-        print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
+        print(json.dumps({**convert_to_json(grades), "errors": errors}, indent=1))
     return 2 if errors else max(each.status for each in grades)
 
 
@@ -101,7 +101,7 @@ def _list(*, as_plain_data: bool) -> None:
         print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
 
 
-def _work(order: str, pipe: int) -> None:
+def _run_worker(order: str, pipe: int) -> None:
     """Run the checks that `runner` requests; report each start and verdict on a pipe."""
     wanted = json.loads(order)
     with os.fdopen(pipe, "w", buffering=1) as report:
@@ -117,6 +117,6 @@ def _work(order: str, pipe: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        _work(sys.argv[2], int(sys.argv[3]))
+        _run_worker(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(main())

@@ -49,7 +49,7 @@ def sort_checks(names: Container[str]) -> list[Check]:
     return sorted(named, key=lambda check: (KINDS.index(check.kind), ABOUT.index(check.about)))
 
 
-def as_text(grades: Grades, screen: Screen) -> None:
+def print_grades(grades: Grades, screen: Screen) -> None:
     """Print each promise, then the code that shows each fault."""
     verdicts = {verdict.check: verdict for verdict in grades.verdicts}
     found = [(check, verdicts[check.name]) for check in sort_checks(verdicts)]
@@ -77,7 +77,7 @@ def _format_verdict(verdict: Verdict) -> str:
     return f"{seen} (declared: {verdict.reason})" if verdict.status == "excepted" else seen
 
 
-def as_json(grades: Sequence[Grades]) -> dict[str, Any]:
+def convert_to_json(grades: Sequence[Grades]) -> dict[str, Any]:
     """Return all grades as plain data; `docs/tools/conformance.py` renders it as a page."""
     return {
         "schema": SCHEMA, "dlx": __version__, "python": platform.python_version(), "platform": platform.platform(),

@@ -36,13 +36,13 @@ def run(subject: Subject, checks: Sequence[Check]) -> Iterator[Verdict]:
         raise ValueError(f"{subject.name} has no spec for a new process. Pass spec='module:attribute'")
     verdicts: dict[str, Verdict] = {}
     while together := [check for check in checks if not check.alone and check.name not in verdicts]:
-        found = _work(subject, together)
+        found = _run_worker(subject, together)
         if not found:
             raise RuntimeError(f"the worker for {subject.name} failed to start")
         verdicts |= found
     for check in checks:
         if check.alone:
-            verdicts |= _work(subject, [check])
+            verdicts |= _run_worker(subject, [check])
         yield verdicts[check.name]
 
 
@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
+def _run_worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     """Run checks in one process until it ends; return their verdicts."""
     reader, writer = os.pipe()
     order = {"spec": subject.spec, "checks": [check.name for check in checks], "exceptions": dict(subject.exceptions)}
@@ -78,11 +78,11 @@ def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     if code and checks[0].alone:
         begun = begun or next(iter(verdicts), "")
     if begun:
-        seen = f"the process {'hangs' if hangs else _ending(code)}{_last_words(output)}"
+        seen = f"the process {'hangs' if hangs else _describe_exit(code)}{_find_last_line(output)}"
         verdicts[begun] = Verdict(begun, subject.name, "breaks", seen).under(subject, CHECKS[begun])
     elif code and not verdicts:
-        how = f"did not begin within {STARTING} seconds" if hangs else _ending(code)
-        raise RuntimeError(f"the worker for {subject.name} {how}{_last_words(output)}")
+        how = f"did not begin within {STARTING} seconds" if hangs else _describe_exit(code)
+        raise RuntimeError(f"the worker for {subject.name} {how}{_find_last_line(output)}")
     return verdicts
 
 
@@ -99,14 +99,14 @@ def _listen(reader: int, process: subprocess.Popen[str]) -> tuple[list[str], boo
     return text.decode().splitlines(), True
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
     known = -code in [*signal.Signals]
     return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
-def _last_words(output: str) -> str:
+def _find_last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for start in ("what():", "terminate called", "Fatal Python error"):  # the most informative line first
         lines = [line for line in lines if line.startswith(start)] or lines

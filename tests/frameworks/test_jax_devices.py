@@ -273,5 +273,5 @@ def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
     monkeypatch.setattr(build.of_adapter, "_has_cuda_plugin", lambda: False)  # cached once per process
     registry._forget()
     build.config.jax_platforms = None
-    with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):
+    with pytest.raises(DeviceError, match="cuda:0, which jaxbuild does not support"):
         dlx.convert(other.made(), to="jaxbuild", device="cuda:0")

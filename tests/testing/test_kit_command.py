@@ -17,7 +17,7 @@ import dlx
 from dlx._support.screen import Screen
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.check import excepting
-from dlx.testing.report import ABOUT, Grades, as_json, as_text
+from dlx.testing.report import ABOUT, Grades, convert_to_json, print_grades
 
 FAST = ("copy-true", "export-strides", "export-snapshot")
 
