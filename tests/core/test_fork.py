@@ -77,7 +77,8 @@ def test_a_child_forked_inside_a_conversion_goes_on(python):
     source = Forks()
     view = dlx.convert([source, [source]], to="dlx", lazy=True)
     assert view[0].shape == (3,) and view[1][0] is view[0]
-    lock = view._scope.lock()
+    from dlx._support.locks import lock_of
+    lock = lock_of(view._scope)
     thread = threading.Thread(target=lambda: lock.acquire(timeout=5) and lock.release() or held.set())
     thread.start()
     thread.join()
