@@ -104,8 +104,8 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
     PyErr_SetObject(PyExc_BufferError, no_dtype);
     return -1;
   }
-  if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides,
-                         out->dtype.bits / 8, strides)) {
+  if (!dlx_convert_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides,
+                           out->dtype.bits / 8, strides)) {
     PyErr_SetObject(PyExc_BufferError, no_strides);
     return -1;
   }
@@ -291,8 +291,8 @@ static PyObject* read_facts(PyObject* module, PyObject* array) {
   }
   int64_t elements[MAX_NDIM];
   if (describe((array_head*)array, elements, &t) < 0) return NULL;
-  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), py_tuple_of(t.shape, t.ndim),
-                       py_tuple_of(t.strides, t.ndim), t.dtype.code, t.dtype.bits, t.dtype.lanes);
+  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), py_new_tuple(t.shape, t.ndim),
+                       py_new_tuple(t.strides, t.ndim), t.dtype.code, t.dtype.bits, t.dtype.lanes);
 }
 
 static PyMethodDef functions[] = {
@@ -316,5 +316,5 @@ PyMODINIT_FUNC PyInit__dlx_numpy(void) {
       PyUnicode_InternFromString("the array's strides are not multiples of the element size");
   no_flag = PyUnicode_InternFromString("a DLTensor cannot be marked as read-only");
   if (no_dtype == NULL || no_strides == NULL || no_flag == NULL || py_gil_open() < 0) return NULL;
-  return py_without_gil(PyModule_Create(&definition));
+  return py_allow_no_gil(PyModule_Create(&definition));
 }

@@ -171,7 +171,7 @@ static PyObject* exchange_table(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyList_Type, &samples)) return NULL;
   const DLPackExchangeAPI* theirs = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (theirs == NULL) return NULL;
-  theirs = py_exchange_known(&theirs->header);
+  theirs = py_find_exchange(&theirs->header);
   if (theirs == NULL) return Py_NewRef(capsule);
   PY_LOCKED(module)
   Py_ssize_t i = 0, n = PyList_GET_SIZE(samples);
@@ -272,7 +272,7 @@ PyDoc_STRVAR(lifting_table_doc,
 static PyObject* lifting_table(PyObject* module, PyObject* capsule) {
   const DLPackExchangeAPI* base = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (base == NULL) return NULL;
-  base = py_exchange_known(&base->header);
+  base = py_find_exchange(&base->header);
   if (base == NULL || base->managed_tensor_to_py_object_no_sync == NULL) return Py_NewRef(capsule);
   DLPackExchangeAPI* made = &lifting[base == &table];
   PY_LOCKED(module)
@@ -326,5 +326,5 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_torch(void) {
-  return py_without_gil(PyModule_Create(&definition));
+  return py_allow_no_gil(PyModule_Create(&definition));
 }

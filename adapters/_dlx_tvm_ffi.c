@@ -195,7 +195,7 @@ static void* find_child(void* get, void* container, PyObject* key) {
 /* `self` is (container, its handle, getter, its handle); the handles must not change. Owns: new.
  * GIL: needed. Errors: NULL with an exception. */
 static PyObject* has_child(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("has_child", nargs, 2, 2)) return NULL;
+  if (!py_check_args("has_child", nargs, 2, 2)) return NULL;
   void* container = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 1));
   void *get = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 3)), *child = read_handle(args[1]);
   int is_same = container && get && child && find_child(get, container, args[0]) == child;
@@ -250,9 +250,9 @@ static PyObject* read_facts(PyObject* module, PyObject* tensor) {
   DLTensor t;
   if (borrow_tensor(tensor, &t) < 0) return NULL;
   return Py_BuildValue("(NNN(iii)(ii))", PyLong_FromVoidPtr((char*)t.data + t.byte_offset),
-                       py_tuple_of(t.shape, t.ndim), py_tuple_of(t.strides, t.strides ? t.ndim : 0),
-                       t.dtype.code, t.dtype.bits, t.dtype.lanes, t.device.device_type,
-                       t.device.device_id);
+                       py_new_tuple(t.shape, t.ndim),
+                       py_new_tuple(t.strides, t.strides ? t.ndim : 0), t.dtype.code, t.dtype.bits,
+                       t.dtype.lanes, t.device.device_type, t.device.device_id);
 }
 
 PyDoc_STRVAR(has_child_doc,
@@ -297,5 +297,5 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__dlx_tvm_ffi(void) {
   chandle_name = PyUnicode_InternFromString("__chandle__");
-  return chandle_name ? py_without_gil(PyModule_Create(&definition)) : NULL;
+  return chandle_name ? py_allow_no_gil(PyModule_Create(&definition)) : NULL;
 }

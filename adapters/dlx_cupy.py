@@ -61,7 +61,7 @@ class _Devices(api.Devices):
         runtime = sys.modules["cupy"].cuda.runtime
         try:
             count = runtime.getDeviceCount()
-        except runtime.CUDARuntimeError:  # no driver or no device
+        except runtime.CUDARuntimeError:
             count = 0
         return (sys.modules["cupy"].cuda.Device(number) for number in range(count))
 
@@ -94,18 +94,18 @@ def _find_stream_getter() -> tuple[Any, str]:
 @contextlib.contextmanager
 def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which cupy uses another framework's stream."""
-    kept = stream.keep
+    native = stream.keep
     # Streams of other frameworks get a wrapper that does not destroy them.
-    if not (isinstance(kept, sys.modules["cupy"].cuda.Stream) and kept.ptr in (stream.handle, 0)):
-        kept = _create_stream_class()(stream.handle, stream.device.id)
+    if not (isinstance(native, sys.modules["cupy"].cuda.Stream) and native.ptr in (stream.handle, 0)):
+        native = _create_stream_class()(stream.handle, stream.device.id)
     # cupy requires the stream's device to be current; restore the thread's current device.
     with DEVICES.to_native(stream.device):
-        kept.__enter__()
+        native.__enter__()
     try:
         yield
     finally:
         with DEVICES.to_native(stream.device):
-            kept.__exit__(None, None, None)
+            native.__exit__(None, None, None)
 
 
 @functools.cache
@@ -193,8 +193,7 @@ class CupyAdapter(api.Adapter):
         if device is None or device.id == here.id:
             with DEVICES.to_native(here):
                 return obj.copy()
-        # cupy does not synchronize streams of two devices: order the copy after previous writes to the source, and
-        # before later ones.
+        # cupy does not synchronize two devices: copy after earlier writes to the source, and before later ones.
         with DEVICES.to_native(device):
             target, read = _current_stream(device), event(disable_timing=True)
             captures = _is_capturing(target)

@@ -98,7 +98,7 @@ class DaskAdapter(api.Adapter):
         return api.Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
 
     def _info(self, obj: Any) -> api.ArrayInfo:
-        known = all(extent == extent for extent in obj.shape)  # nan: unknown
+        known = all(extent == extent for extent in obj.shape)
         meta = dlx.describe(obj._meta)
         name = api.type_name(type(obj))
         shape, nbytes = (tuple(obj.shape), int(obj.nbytes)) if known else (None, None)

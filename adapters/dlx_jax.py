@@ -59,7 +59,7 @@ class _DTypes(api.DTypes):
         return None if scalar is None else numpy.dtype(scalar)
 
     def from_native(self, native_dtype: Any) -> api.DType | None:
-        if isinstance(native_dtype, type):  # a scalar type: jax.numpy.float32
+        if isinstance(native_dtype, type):
             native_dtype = sys.modules["jax"].numpy.dtype(native_dtype)
         return super().from_native(native_dtype)
 
@@ -110,9 +110,7 @@ class _Devices(api.Devices):
         for each in devices:
             if each.local_hardware_id == device.id:
                 return each
-        raise DeviceError(
-            f"jax sees no device {device}", fix=f"Use one of its {len(devices)} {name} devices, such as {name}:0."
-        )
+        raise DeviceError(f"jax sees no device {device}", fix=f"Use one of its {len(devices)}, such as {name}:0.")
 
     def find_host(self, number: int) -> Any:
         """Return the host device with a number, or the first one."""
@@ -139,7 +137,7 @@ class _Devices(api.Devices):
             return None
         try:
             device = self.find_known(self.find_default())
-        except RuntimeError:  # backend not found
+        except RuntimeError:
             return None
         return device if device is not None and device.type == CUDA else None
 
@@ -148,7 +146,7 @@ class _Devices(api.Devices):
 
     def from_native(self, native_device: Any) -> api.Device:
         devices = getattr(native_device, "device_set", None)
-        if devices is not None:  # a sharding
+        if devices is not None:
             if len(devices) > 1:
                 reason = f"the sharding has {len(devices)} devices, and dlx places an array on one"
                 raise DeviceError(reason, fix="Convert without it, then call jax.device_put(result, sharding).")
@@ -206,7 +204,7 @@ def _find_importer() -> Any:
 def _find_result_handler() -> Any:
     """Return a private function of jax that makes an array uncommitted; None if a probe fails."""
     jax, probe = sys.modules["jax"], dlx.empty((16,), "float32", "cpu")
-    for options in ((True,), ()):  # before 0.11 there is an argument skip_checks
+    for options in ((True,), ()):  # before 0.11 an argument skips checks
         try:
             make = sys.modules["jaxlib"]._jax.array_result_handler
             array = jax.dlpack.from_dlpack(probe)
@@ -404,7 +402,7 @@ class JaxAdapter(api.Adapter):
             device_types=frozenset(kind for kind, there in places if there),
             layouts=api.Layout.PERMUTED,
             min_alignment=64,
-            keeps_readonly=True,  # jax never writes
+            keeps_readonly=True,
             copies=dict.fromkeys(_COPIED, "copies elements of less than a byte"),
             home=DEVICES.home(),
             subbyte="padded",
@@ -450,14 +448,12 @@ def _has_cuda_plugin() -> bool:
     return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
 
 
-_X64_ON = 'Enable 64-bit dtypes first: jax.config.update("jax_enable_x64", True).'
+_X64_ON = 'Call jax.config.update("jax_enable_x64", True) first.'
 
 
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
     """Return (reason, fix) for refused dtypes; for the host, too, if `platforms` are the others that jax may use."""
-    found = {
-        name: (f"jax cannot create arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN
-    }
+    found = {name: (f"jax has no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
         found[name] = f"jax would narrow {name} to {api.DType(name).bits // 2} bits because x64 is off", _X64_ON
     if platforms:

@@ -53,12 +53,12 @@ def _split_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bo
 
 def _pull_back(pull: Any, results: Sequence[Any], which: Sequence[bool], gradients: Sequence[Any]) -> list[Any]:
     """Call jax's pullback and return gradients in the convention of `GradSupport`."""
-    given = [
+    complete = [
         sys.modules["jax"].numpy.zeros(result.shape, result.dtype) if gradient is None else gradient
         for result, gradient, is_one in zip(results, gradients, which, strict=True)
         if is_one
     ]
-    return _conjugates(pull(_conjugates(given)))
+    return _conjugates(pull(_conjugates(complete)))
 
 
 def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -112,14 +112,14 @@ def _create_function(dtypes: DTypes, operation: Operation, states: int) -> Any:
         return results, (operands, state, jax.tree_util.Partial(lambda: (wanted, pullback)))
 
     def backward(saved: Any, gradients: Any) -> Any:
-        operands, state, kept = saved
-        wanted, pullback = kept.func()
+        operands, state, partial = saved
+        wanted, pullback = partial.func()
         zero = jax.custom_derivatives.SymbolicZero
         own = _conjugates(each if type(each) is not zero and _is_differentiable(each) else None for each in gradients)
         if pullback is not None and not any(map(_is_tracked, own)):
             return tuple(_commit_gradients(_conjugates(pullback(own)), operands))
-        derived, given = operation.derivative(own, wanted, state)
-        found = iter(_conjugates(_record(dtypes, derived, (*operands, *given))))
+        derived, extra = operation.derivative(own, wanted, state)
+        found = iter(_conjugates(_record(dtypes, derived, (*operands, *extra))))
         pairs = zip(operands, wanted, strict=True)
         return tuple(next(found) if is_wanted and _is_differentiable(each) else None for each, is_wanted in pairs)
 
@@ -154,20 +154,20 @@ class _Trace:
     def __init__(
         self, dtypes: DTypes, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]
     ) -> None:
-        self._dtypes, self.structure = dtypes, structure  # structure of the result
+        self._dtypes, self.structure = dtypes, structure
         self._pull = pull  # tree structure of jax's pullback
         self.slots = slots  # index of each pullback leaf in arrays and results, to avoid storing it twice; or None
-        self.which = which  # whether each result is differentiable
+        self.which = which
         self.own: list[Any] = []  # as `_own` returns, of the results
         self._results = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in results]
 
-    def __call__(self, *kept: Any, known: list[Any], gradients: list[Any]) -> Any:
+    def __call__(self, *stored: Any, known: list[Any], gradients: list[Any]) -> Any:
         """Return the gradients, and their result of `_own`."""
-        tree, rest = sys.modules["jax"].tree_util, iter(kept)
-        given = [next(rest) if slot is None else known[slot] for slot in self.slots]
-        pull = tree.tree_unflatten(self._pull, given)
+        tree, rest = sys.modules["jax"].tree_util, iter(stored)
+        leaves = [next(rest) if slot is None else known[slot] for slot in self.slots]
+        pull = tree.tree_unflatten(self._pull, leaves)
         found = _pull_back(pull, self._results, self.which, gradients)
-        own = _own(self._dtypes, found, [*kept, *known, *gradients])
+        own = _own(self._dtypes, found, [*stored, *known, *gradients])
         return found, tree.Partial(lambda: own)
 
 
@@ -202,19 +202,19 @@ class _Compiled:
                 for i, each in zip(chosen, some, strict=True):
                     every[i] = each
                 rest = iter(every)
-                given = [next(rest) if leaf is None else leaf for leaf in leaves]
-                args, options = jax.tree_util.tree_unflatten(structure, given)
+                complete = [next(rest) if leaf is None else leaf for leaf in leaves]
+                args, options = jax.tree_util.tree_unflatten(structure, complete)
                 found, shape = jax.tree_util.tree_flatten(function(*args, **options))
                 structures[:] = [shape]
                 return list(found)
 
             results, which, pull = _split_vjp(over, [arrays[i] for i in chosen])
-            kept, pulled = jax.tree_util.tree_flatten(pull)
+            pull_leaves, pull_structure = jax.tree_util.tree_flatten(pull)
             known = [*arrays, *results]
-            slots = [next((i for i, each in enumerate(known) if each is leaf), None) for leaf in kept]
-            trace = _Trace(dtypes, structures[0], pulled, slots, results, which)
+            slots = [next((i for i, each in enumerate(known) if each is leaf), None) for leaf in pull_leaves]
+            trace = _Trace(dtypes, structures[0], pull_structure, slots, results, which)
             trace.own = _own(dtypes, results, arrays)
-            rest = [leaf for leaf, slot in zip(kept, slots, strict=True) if slot is None]
+            rest = [leaf for leaf, slot in zip(pull_leaves, slots, strict=True) if slot is None]
             return results, jax.tree_util.Partial(trace, *rest)
 
         forward_jit = jax.jit(forward)
@@ -228,11 +228,11 @@ class _Compiled:
             known = [each if i in wanted else None for i, each in enumerate((*arrays, *results))]
 
             def pullback(gradients: Sequence[Any]) -> list[Any]:
-                given = [
+                imported = [
                     _import_tensor(each, import_tensor, host) if each is not None and is_one else None
                     for each, is_one in zip(gradients, trace.which, strict=True)
                 ]
-                found, own = backward_jit(pull, known, given)
+                found, own = backward_jit(pull, known, imported)
                 every: list[Any] = [None] * len(arrays)
                 for i, each in zip(chosen, _export_results(found, own.func(), host), strict=True):
                     every[i] = each

@@ -185,7 +185,7 @@ def _reads_correctly(array: Any, dtype: api.DType) -> bool:
 
 def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass uses numpy's export and has no attribute that would be lost."""
-    for name in _LOST_NAMES:  # a loop is fastest
+    for name in _LOST_NAMES:
         if hasattr(kind, name):
             return False
     return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
@@ -194,7 +194,7 @@ def _keeps_export(kind: Any) -> bool:
 def _export_extension(obj: Any) -> api.Tensor | None:
     """Return the tensor of an array with a whole-byte dtype of ml_dtypes; the table exports the next ones."""
     native_dtype = obj.dtype
-    if not native_dtype.isnative:  # `_export_copy` handles these
+    if not native_dtype.isnative:
         return None
     scalar = native_dtype.type  # hashing a dtype crashes numpy if memory runs out
     known = scalar.__module__ == "ml_dtypes" and obj.size
@@ -212,7 +212,7 @@ def _export_copy(obj: Any) -> Any:
     dtype = obj.dtype
     if type(obj) is not sys.modules["numpy"].ndarray or dtype.char not in _CHARS:
         return None
-    if dtype.isnative and _whole_elements(obj):  # refused for another reason
+    if dtype.isnative and _whole_elements(obj):
         return None
     return _native_order(obj)
 

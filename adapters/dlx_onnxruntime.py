@@ -26,7 +26,7 @@ def _export(value: Any) -> api.Tensor:
 
 class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
-        return attribute  # its dtypes are strings
+        return attribute
 
 
 class _Devices(api.ReportedDevices):
@@ -51,7 +51,7 @@ class OnnxRuntimeAdapter(api.Adapter):
         return api.Description(blockers=(api.Blocker(because, fix, DTypeError),))
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        return api.keeping(super().export(obj, stream=stream), obj)  # as in `_export`
+        return api.keeping(super().export(obj, stream=stream), obj)
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(dtypes=self.dtypes.known())

@@ -64,7 +64,7 @@ class PaddleAdapter(api.Adapter):
     def load(self, tensor: api.Tensor) -> Any:
         paddle = sys.modules["paddle"]
         if 0 in tensor.shape:  # all at one address (see `known_issues`)
-            signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # no unsigned ones
+            signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # no wide unsigned ones
             return signed.view(self.dtypes.to_native(tensor.dtype))
         return paddle.from_dlpack(tensor)
 

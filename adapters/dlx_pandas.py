@@ -85,7 +85,7 @@ class PandasAdapter(api.ArrowSource):
         if tensor is None:
             try:
                 return super().describe(obj)
-            except DlxError as error:  # a dtype unknown to pyarrow
+            except DlxError as error:
                 raise error.complete(fix="Call .astype with a numeric dtype first.") from error.__cause__
         return api.Description(functools.partial(_info, self.name, obj, tensor), (), tensor)
 

@@ -34,9 +34,7 @@ class _DTypes(api.DTypes):
 
 DTYPES = _DTypes("pyarrow", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 _NUMBERS = frozenset(DTYPES.names) - {"bool"}
-_REFUSALS = {
-    "bool": ("pyarrow.Tensor does not support bool", "View it as uint8 first, or reshape it to one dimension.")
-}
+_REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View it as uint8 first, or reshape it to one dimension.")}
 _ARRAYS = api.Capabilities(
     dtypes=frozenset(DTYPES.names), ndims=(1, 1), keeps_readonly=True, copies={"bool": "packs bools eight to a byte"}
 )
@@ -161,7 +159,7 @@ class _ArrayTarget(_Arrow):
         return _ARRAYS
 
     def load(self, tensor: api.Tensor) -> Any:
-        return sys.modules["pyarrow"].array(tensor)  # uses __arrow_c_array__
+        return sys.modules["pyarrow"].array(tensor)
 
 
 class _TensorTarget(_Arrow):

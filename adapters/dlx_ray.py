@@ -13,10 +13,7 @@ from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, offer, type_na
 from dlx.errors import ConversionError
 
 _NOT_FETCHED = Blocker(
-    "it is a reference to an object in ray's store",
-    "Pass the result of ray.get(x).",
-    ConversionError,
-    also_blocks=("stay",),
+    "it is a reference to an object of ray", "Pass the result of ray.get(x).", ConversionError, also_blocks=("stay",)
 )
 
 

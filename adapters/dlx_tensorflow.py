@@ -115,7 +115,7 @@ class TensorFlowAdapter(api.Adapter):
                 return other
         if self.dtypes.from_native(obj.dtype) is None:
             why = f"tensorflow does not export {obj.dtype.name}"
-            return api.Blocker(why, "If its values are numbers, call tf.cast first.", DTypeError)
+            return api.Blocker(why, "Call tf.cast first if its values are numbers.", DTypeError)
         if isinstance(obj, api.look_up("tensorflow.Variable")):
             return _VARIABLE
         if not hasattr(obj, "__dlpack__"):

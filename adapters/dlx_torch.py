@@ -53,7 +53,7 @@ def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any],
 def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
     """Return a shallow copy with new children."""
     new = old.clone(recurse=False)
-    is_non_tensor = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects
+    is_non_tensor = sys.modules["tensordict"].is_non_tensor
     for key, child in zip(keys or (), children, strict=True):
         if is_non_tensor(old.get(key)):
             new.set_non_tensor(key, child)
@@ -149,15 +149,13 @@ class _Devices(api.Devices):
             return 0
 
     def activate(self, device: api.Device) -> AbstractContextManager[Any]:
-        # Only exports on ROCm use the current device. On CUDA, changing it and back may leave the runtime on the new
-        # one, which affects other frameworks.
+        # Only ROCm's exports use it. On CUDA, the runtime may stay on the new device and affect other frameworks.
         return sys.modules["torch"].cuda.device(device.id) if self.kind == "rocm" else contextlib.nullcontext()
 
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
         if _is_tracing()():
             return None  # `load` lifts memory that dlx allocates
-        # A normal tensor, even in inference mode.
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
 
@@ -181,13 +179,13 @@ def _current_stream(device: api.Device) -> Any:
 def _on_stream(stream: api.Stream) -> Iterator[None]:
     """Return a context in which torch uses another framework's stream."""
     cuda, number = sys.modules["torch"].cuda, stream.device.id
-    kept = stream.keep
-    if not isinstance(kept, cuda.Stream):
+    native = stream.keep
+    if not isinstance(native, cuda.Stream):
         default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default stream
-        kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
+        native = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
     # torch also makes the stream's device current; keep the current one for a function's other arrays.
     here = cuda.current_device()
-    with cuda.stream(kept), cuda.device(here):
+    with cuda.stream(native), cuda.device(here):
         yield
 
 
@@ -334,7 +332,7 @@ class TorchAdapter(api.Adapter):
         guards=_GUARDS,
         guard_function=_guard_function,
         owner=api.Owner("untyped_storage", "torch.UntypedStorage", "data_ptr", "nbytes", freeze=("resizable", "numpy")),
-        conditions=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers
+        conditions=(("torch.autograd.forward_ad", "_current_level", -1),),
         checked_dtypes=("int8", "uint8"),  # dtypes below 8 bits are exported as these
         describe=_describe_exported,
         ready=_is_materialised,
@@ -442,9 +440,9 @@ class TorchAdapter(api.Adapter):
         extent = obj.numel()
         if not extent:
             return None
-        held = 0 if storage is None else storage.nbytes()
+        nbytes = 0 if storage is None else storage.nbytes()
         address = _address(torch, obj)
-        if storage is None or (held and not address):
+        if storage is None or (nbytes and not address):
             if hasattr(obj, "full_tensor"):
                 fix = "Call .to_local() for this process's part, or .full_tensor() to gather all parts."
                 return api.Blocker("it is distributed over several processes", fix)
@@ -458,8 +456,8 @@ class TorchAdapter(api.Adapter):
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
             because = "its conj or neg bit is set and its data is unaligned: torch crashes when it resolves that"
             return api.Blocker(because, "Copy it into aligned memory before taking .conj() or .imag.")
-        if held < needed:
-            found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
+        if nbytes < needed:
+            found = "emptied (resize_(0))" if not nbytes else f"resized to {nbytes} bytes"
             because = f"its storage was {found}, but the tensor needs {needed} bytes"
             return api.Blocker(because, "Convert it before it is resized.", also_blocks=("copy",))  # torch would crash
         return None
@@ -467,7 +465,7 @@ class TorchAdapter(api.Adapter):
     def _info(self, obj: Any) -> api.ArrayInfo:
         torch = sys.modules["torch"]
         kind = type(obj)
-        with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
+        with torch._C.DisableTorchFunctionSubclass():
             if torch.nn.parameter.is_lazy(obj):  # all attributes raise
                 return api.ArrayInfo(self.name, api.type_name(kind), device=_device_of(obj), protocols=_protocols(kind))
             strided = obj.layout is torch.strided and not obj.is_nested
@@ -519,7 +517,7 @@ class TorchAdapter(api.Adapter):
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:
         torch = sys.modules["torch"]
-        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel for it
+        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
             return obj.to(DEVICES.to_native(device))
@@ -565,7 +563,7 @@ def _storage(obj: Any) -> Any:
     """Return a tensor's storage, or None for wrapper subclasses."""
     try:
         return obj.untyped_storage()
-    except RuntimeError as error:  # and NotImplementedError
+    except RuntimeError as error:
         if "Failed to allocate" in str(error):
             raise MemoryError from error
         return None

@@ -29,7 +29,6 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     torch = sys.modules["torch"]
     with torch.inference_mode(mode=False), torch.enable_grad():
         normal = [each.clone() if each.is_inference() else each for each in tensors]
-        # Leaves, unless an outer derivative tracks them.
         operands = [each if each.requires_grad else each.detach().requires_grad_() for each in normal]
         is_outer = any(each.requires_grad for each in normal)
         results = function(*operands)
@@ -68,7 +67,6 @@ def _node() -> Any:
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
             ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
-            # torch detects writes to saved tensors.
             ctx.save_for_backward(holder, *tensors, *results)
             ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
             ctx.set_materialize_grads(False)
@@ -128,9 +126,9 @@ def _eval_shape(dtypes: DTypes, function: Any, specs: Any) -> Any:
     results = None
     if any(each() is not None for each in references):
         gc.collect()
-    kept = [tensor for each in references if (tensor := each()) is not None]
-    if kept:
-        keeper, tensor = next(((name, each) for each in kept if (name := _keeper(each))), ("", kept[0]))
+    leaked = [tensor for each in references if (tensor := each()) is not None]
+    if leaked:
+        keeper, tensor = next(((name, each) for each in leaked if (name := _keeper(each))), ("", leaked[0]))
         shown = f"{dtypes.from_native(tensor.dtype)}{list(tensor.shape)}"
         raise ConversionError(
             f"the function keeps a tensor of its trial run, which has no data ({shown}{keeper})",

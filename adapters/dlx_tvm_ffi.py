@@ -55,7 +55,7 @@ def _elements(name: str, obj: Any) -> tuple[None, list[Any]]:
 
 
 def _items(obj: Any) -> tuple[list[Any], list[Any]]:
-    pairs = list(obj.items())  # untagged
+    pairs = list(obj.items())
     return [key for key, _ in pairs], [value for _, value in pairs]
 
 
@@ -163,7 +163,7 @@ def _reads_tensors(tvm_ffi: Any) -> bool:
     """Return whether `_dlx_tvm_ffi` reads sample tensors correctly."""
     kinds = (3, "float32"), ((2, 5), "int8"), ((), "bool")
     tensors = [tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in kinds]
-    if not _dlx_tvm_ffi.find_handles([*tensors, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle
+    if not _dlx_tvm_ffi.find_handles([*tensors, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):
         return False
     for each in tensors:
         dtype, device = DTYPES.from_native(each.dtype), DEVICES.from_native(each.device)

@@ -1,4 +1,4 @@
-"""`make bench`: dlx, its peers and a floor in C, measured in one process.
+"""`nox -s bench`: dlx, its peers and a floor in C, measured in one process.
 
 Rounds of all cases are interleaved, so that a busy machine slows all of them. A ratio is minimum over minimum, with
 its spread: the middle half of the ratios of single rounds.
@@ -131,14 +131,14 @@ def main():
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the conversions, or the pairs if missing")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="update the table of pairs in a page")
     parser.add_argument(
-        "--from", metavar="FILE", type=Path, dest="given", help="draw the results of --json; measure nothing"
+        "--from", metavar="FILE", type=Path, dest="results", help="draw the results of --json; measure nothing"
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, small copies only")
     parser.add_argument("--only", metavar="PART", nargs="+", choices=PARTS, default=PARTS, help=", ".join(PARTS))
     parser.add_argument("--count", action="store_true", help="count instructions with valgrind instead")
     options = parser.parse_args()
-    if options.given:
-        found = json.loads(options.given.read_text(encoding="utf-8"))
+    if options.results:
+        found = json.loads(options.results.read_text(encoding="utf-8"))
     elif options.count:
         found = {"versions": versions(), "count": count()}
     else:

@@ -290,10 +290,10 @@ def cliffs(names, *, quick):
         )
         found.append({"what": name, "of": ours, "over": hand, "limit": limit, "met": met} | figure)
     print("\n`import dlx` and a first call in a new process with the frameworks imported, ms of CPU")
-    for name, taken in _first_calls(2 if quick else 7).items():
+    for name, ms in _first_calls(2 if quick else 7).items():
         limit = FIRST[name][0]
-        print(f"first {name:39}{taken:9.1f}  <= {limit:<5}{verdict(taken <= limit)}")
-        found.append({"what": f"first {name}", "ms": taken, "limit": limit, "met": taken <= limit})
+        print(f"first {name:39}{ms:9.1f}  <= {limit:<5}{verdict(ms <= limit)}")
+        found.append({"what": f"first {name}", "ms": ms, "limit": limit, "met": ms <= limit})
     missed = sum(not each["met"] for each in found)
     print(f"{missed} of {len(found)} rows missed")
     return found

@@ -32,7 +32,7 @@ typedef struct {
   PyCFunction owner;                    /* NULL = the array itself */
   int n_guards, n_switches;
   guard guards[MOST];
-  dlx_guard_function quick; /* the adapter's own guards in C, or NULL */
+  dlx_guard_function guard_function; /* the adapter's own guards in C, or NULL */
   PyObject *dicts[MOST], *names[MOST], *values[MOST];
 } route;
 
@@ -85,7 +85,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   for (int i = 0; i < r->n_switches; i++) {
     if (PyDict_GetItemWithError(r->dicts[i], r->names[i]) != r->values[i]) goto refused;
   }
-  if (r->quick && !r->quick(obj, NULL)) goto refused;
+  if (r->guard_function && !r->guard_function(obj, NULL)) goto refused;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) return NULL;
   size_t rank = (size_t)t.ndim;
   borrowed* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
@@ -95,7 +95,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   made->managed.dl_tensor.shape = memcpy(made->numbers, t.shape, rank * sizeof(int64_t));
   made->managed.dl_tensor.strides = memcpy(made->numbers + rank, t.strides, rank * sizeof(int64_t));
   made->owner = NULL;
-  int is_clear = r->quick == NULL || r->quick(obj, &made->managed.dl_tensor);
+  int is_clear = r->guard_function == NULL || r->guard_function(obj, &made->managed.dl_tensor);
   is_clear = is_clear && clear(r, 0, t.dtype.code, obj, obj);
   if (is_clear) {
     made->owner = r->owner ? r->owner(obj, NULL) : Py_NewRef(obj);
@@ -133,12 +133,11 @@ static PyCFunction function_of(PyObject* descriptor) {
   return NULL;
 }
 
-/* make(give, take, guards, quick, switches, owner): a function of one array. It is never freed.
- */
-static PyObject* make(PyObject* module, PyObject* args) {
-  PyObject *give, *take, *guards, *quick, *switches, *owner;
+/* create_floor(give, take, guards, guard_function, switches, owner): a function, never freed. */
+static PyObject* create_floor(PyObject* module, PyObject* args) {
+  PyObject *give, *take, *guards, *guard_function, *switches, *owner;
   route r = {0};
-  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &quick,
+  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &guard_function,
                         &PyTuple_Type, &switches, &owner))
     return NULL;
   if (PyTuple_GET_SIZE(guards) > MOST || PyTuple_GET_SIZE(switches) > MOST) {
@@ -149,9 +148,10 @@ static PyObject* make(PyObject* module, PyObject* args) {
   if (r.give == NULL) return NULL;
   if (take != Py_None && (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
     return NULL;
-  if (quick != Py_None) {
-    r.quick = (dlx_guard_function)PyCapsule_GetPointer(quick, "dlx_guard_function");
-    if (r.quick == NULL) return NULL;
+  if (guard_function != Py_None) {
+    r.guard_function =
+        (dlx_guard_function)PyCapsule_GetPointer(guard_function, "dlx_guard_function");
+    if (r.guard_function == NULL) return NULL;
   }
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
   for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
@@ -188,10 +188,10 @@ static PyObject* make(PyObject* module, PyObject* args) {
 static PyObject* read_arrow(PyObject* module, PyObject* args) {
   PyObject *obj, *method;
   if (!PyArg_ParseTuple(args, "OU", &obj, &method)) return NULL;
-  PyObject* given = PyObject_CallMethodNoArgs(obj, method);
-  if (given == NULL) return NULL;
-  if (PyCapsule_CheckExact(given)) {
-    struct ArrowArrayStream* stream = PyCapsule_GetPointer(given, "arrow_array_stream");
+  PyObject* capsule = PyObject_CallMethodNoArgs(obj, method);
+  if (capsule == NULL) return NULL;
+  if (PyCapsule_CheckExact(capsule)) {
+    struct ArrowArrayStream* stream = PyCapsule_GetPointer(capsule, "arrow_array_stream");
     struct ArrowSchema schema;
     struct ArrowArray array;
     int failed = stream == NULL || stream->get_schema(stream, &schema) != 0;
@@ -202,7 +202,7 @@ static PyObject* read_arrow(PyObject* module, PyObject* args) {
     }
     if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the stream failed");
   }
-  Py_DECREF(given); /* its destructor releases the contents unless they were moved */
+  Py_DECREF(capsule); /* its destructor releases the contents unless they were moved */
   if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
 }
@@ -227,8 +227,8 @@ static int blank_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-/* objects(n): a list of n such objects. */
-static PyObject* objects(PyObject* module, PyObject* number) {
+/* list_objects(n): a list of n such objects. */
+static PyObject* list_objects(PyObject* module, PyObject* number) {
   Py_ssize_t n = PyLong_AsSsize_t(number);
   PyObject* list = n < 0 ? NULL : PyList_New(n);
   for (Py_ssize_t i = 0; list && i < n; i++) {
@@ -308,10 +308,10 @@ static PyObject* mark(PyObject* module, PyObject* label) {
 }
 
 static PyMethodDef functions[] = {
-    {"make", make, METH_VARARGS, NULL},
+    {"create_floor", create_floor, METH_VARARGS, NULL},
     {"importer", importer, METH_VARARGS, NULL},
     {"mark", mark, METH_O, NULL},
-    {"objects", objects, METH_O, NULL},
+    {"list_objects", list_objects, METH_O, NULL},
     {"read_arrow", read_arrow, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -53,10 +53,10 @@ def floor_of(module, kind, target):
     """Return the floor of conversions between two exact types (dlx.Tensor: wrapping only)."""
     take = None if target is dlx.Tensor else table(target)
     if kind is dlx.Tensor:
-        return module.make(table(kind), take, (), None, (), None)
+        return module.create_floor(table(kind), take, (), None, (), None)
     source = registry.owner(kind)
     facts, guards = source.fast_path, []
-    quick, answered = (facts.guard_function and facts.guard_function()) or (None, frozenset())
+    function, answered = (facts.guard_function and facts.guard_function()) or (None, frozenset())
     for guard in routes._guards(facts, kind, answered):
         guards.append(
             (guard.ask.descriptor, guard.codes or 0xFFFFFFFF, guard.of_owner, guard.resolve and guard.resolve.name)
@@ -64,7 +64,7 @@ def floor_of(module, kind, target):
     switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.conditions)
     owner = routes._question(kind, facts.owner.ask)[2] if isinstance(facts.owner, Owner) else None
     assert all(look_up(name) is not None for name in facts.types)
-    return module.make(table(kind), take, tuple(guards), quick, switches, owner)
+    return module.create_floor(table(kind), take, tuple(guards), function, switches, owner)
 
 
 def importer_of(module, tensors, target):

@@ -32,8 +32,8 @@ def gradients(*, quick):
 
     class ByHand(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *given):
-            result, ctx.pullback = there(*(jax.numpy.from_dlpack(each.detach()) for each in given))
+        def forward(ctx, *tensors):
+            result, ctx.pullback = there(*(jax.numpy.from_dlpack(each.detach()) for each in tensors))
             return torch.from_dlpack(result)
 
         @staticmethod
@@ -44,8 +44,8 @@ def gradients(*, quick):
 
     class Floor(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *given):
-            result, ctx.pullback = there(*(take(torch._C._to_dlpack(each), device, None, None) for each in given))
+        def forward(ctx, *tensors):
+            result, ctx.pullback = there(*(take(torch._C._to_dlpack(each), device, None, None) for each in tensors))
             return torch._C._from_dlpack(result.__dlpack__())
 
         @staticmethod

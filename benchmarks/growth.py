@@ -56,7 +56,7 @@ def _trees(np, torch, leaves):
                 # A race begins with one collection. The floor has its own race because it creates other objects.
                 passes.append((_passes() - before - 1) / (len(raced) * number * (rounds + 1)))
                 if has_floor:
-                    raced += race(lambda s=source: compiled.objects(len(s)), **how)
+                    raced += race(lambda s=source: compiled.list_objects(len(s)), **how)
                 for kept, seconds in zip(times.values(), raced, strict=False):
                     kept.append(min(seconds) / n * 1e9)
                 if not collects:

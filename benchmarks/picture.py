@@ -102,8 +102,8 @@ def heat_map(found):
             if to in row:
                 parts += _cell(left + CELL * i, y, row[to])
         y += LINE
-    said = f"Geometric mean {mean:.2f}, worst {worst['ratio']:.2f}. {words}."
-    parts.append(text(20, y + 22, said, 'class="quiet" style="font-size:11px"'))
+    summary_text = f"Geometric mean {mean:.2f}, worst {worst['ratio']:.2f}. {words}."
+    parts.append(text(20, y + 22, summary_text, 'class="quiet" style="font-size:11px"'))
     fills = {kind: both for kind, (_, both, _) in HEAT.items()}
     title = "Every pair of frameworks on the host: time of dlx over the best way by hand"
     return page((max(left + CELL * len(targets(found["pairs"])) + 20, 860), y + 36), title, fills, parts, STYLE)

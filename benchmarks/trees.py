@@ -55,4 +55,4 @@ def _few(codes, scene, rounds):
     for _ in range(rounds + 1):
         for code, timer in timers.items():
             times[code].append(timer.timeit(1) * 1e9)
-    return {code: taken[1:] for code, taken in times.items()}
+    return {code: each[1:] for code, each in times.items()}

@@ -53,7 +53,7 @@ def _iterating(np, torch, *, quick):
         for name, timer in timers.items():
             repeats = 5 if name != "tvm_ffi" else 1
             times[name].append(min(timer.repeat(repeats, 1)) / (name if name in sizes else sizes[-1]) * 1e9)
-    each = {name: min(taken[1:]) for name, taken in times.items()}
+    each = {name: min(ns[1:]) for name, ns in times.items()}
     print("iterating, ns per element: " + ", ".join(f"{name} {ns:.0f}" for name, ns in each.items()))
     found = [{"what": "iterate", "ns": each}]
     if tvm_ffi is not None:

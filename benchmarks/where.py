@@ -22,18 +22,18 @@ def where(names, *, quick):
         "": {},
         "resizable()": _without("resizable"),
         "resizable() and the storage object": owner | _without("resizable"),
-        "the look at forward-mode AD": {"switches": ()},
+        "the look at forward-mode AD": {"conditions": ()},
         "the guards in C": {"guard_function": lambda: (None, ANSWERED)},
         "the guards in C, asked through Python": {"guard_function": lambda: None},
-        "all of these": owner | {"guards": (), "switches": (), "guard_function": lambda: (None, ANSWERED)},
+        "all of these": owner | {"guards": (), "conditions": (), "guard_function": lambda: (None, ANSWERED)},
     }
     rounds = 7 if quick else 40
     times = {(name, code): [] for name in variants for code in CODES}
     for _ in range(rounds):
         for name, change in variants.items():
             with _change_adapter(change):
-                for code, taken in round_robin(CODES, names, seconds=0.001, rounds=3).items():
-                    times[name, code].append(min(taken))
+                for code, ns in round_robin(CODES, names, seconds=0.001, rounds=3).items():
+                    times[name, code].append(min(ns))
     least = {name: {code: min(times[name, code]) for code in CODES} for name in variants}
     print(
         f"\nWhere the time goes, ns: with everything, and the difference without one part; minimum of {rounds} rounds"

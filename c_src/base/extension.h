@@ -30,14 +30,14 @@
 #define PY_DOC(name, text) static const char name##_doc[] = text
 
 /* Check the number of arguments of a builtin. Errors: 0 with TypeError. */
-static inline int py_args(const char* name, Py_ssize_t n, Py_ssize_t least, Py_ssize_t most) {
+static inline int py_check_args(const char* name, Py_ssize_t n, Py_ssize_t least, Py_ssize_t most) {
   if (n >= least && n <= most) return 1;
   PyErr_Format(PyExc_TypeError, "%s takes %zd to %zd arguments, found %zd", name, least, most, n);
   return 0;
 }
 
 /* Owns: new reference. Errors: NULL with an exception. */
-static inline PyObject* py_tuple_of(const int64_t* numbers, Py_ssize_t n) {
+static inline PyObject* py_new_tuple(const int64_t* numbers, Py_ssize_t n) {
   PyObject* tuple = PyTuple_New(n);
   for (Py_ssize_t i = 0; tuple && i < n; i++) {
     PyObject* number = PyLong_FromLongLong(numbers[i]);
@@ -64,7 +64,7 @@ static inline int py_error_forget(void) {
 }
 
 /* Find the table of dlx's major version behind newer ones. Errors: NULL = not found. */
-static inline const DLPackExchangeAPI* py_exchange_known(const DLPackExchangeAPIHeader* header) {
+static inline const DLPackExchangeAPI* py_find_exchange(const DLPackExchangeAPIHeader* header) {
   for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
     if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
   }

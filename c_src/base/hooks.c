@@ -37,7 +37,7 @@ PyDoc_STRVAR(register_hooks_doc,
 
 static PyObject* register_hooks(PyObject* module, PyObject* const* args, Py_ssize_t nargs,
                                 PyObject* names) {
-  if (!py_args("register", nargs, 0, 0)) return NULL;
+  if (!py_check_args("register", nargs, 0, 0)) return NULL;
   for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
     if (set_hook(PyTuple_GET_ITEM(names, i), args[i]) < 0) return NULL;
   }

@@ -18,7 +18,7 @@ static PyMethodDef* const builtins[] = {
 
 #undef PyInit__ffi
 PyMODINIT_FUNC PyInit__ffi(void) {
-  return py_without_gil(dlx_cffi_module());
+  return py_allow_no_gil(dlx_cffi_module());
 }
 
 PyDoc_STRVAR(bind_doc,

@@ -12,6 +12,7 @@
   NAME(arrow_stream, "__arrow_c_stream__")               \
   NAME(back, "back")                                     \
   NAME(begin, "_begin")                                  \
+  NAME(convert_at, "_convert_at")                        \
   NAME(copy, "copy")                                     \
   NAME(cpu, "cpu")                                       \
   NAME(cuda_array_interface, "__cuda_array_interface__") \
@@ -27,7 +28,6 @@
   NAME(lazy, "lazy")                                     \
   NAME(like, "like")                                     \
   NAME(max_version, "max_version")                       \
-  NAME(missed, "_missed")                                \
   NAME(module, "__module__")                             \
   NAME(qualname, "__qualname__")                         \
   NAME(readonly, "readonly")                             \

@@ -53,7 +53,7 @@ static inline PyObject* py_list_get(PyObject* list, Py_ssize_t i) {
 }
 
 /* Get an attribute, NULL if missing. Owns: new reference. Errors: -1 with an exception. */
-static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
+static inline int py_get_optional(PyObject* obj, PyObject* name, PyObject** out) {
 #if PY_VERSION_HEX >= 0x030D0000
   return PyObject_GetOptionalAttr(obj, name, out);
 #else
@@ -74,7 +74,7 @@ static inline PyObject* py_weak_get(PyObject* reference) {
 }
 
 /* Declare that a module needs no GIL. Owns: returns the module that it takes. Errors: NULL. */
-static inline PyObject* py_without_gil(PyObject* module) {
+static inline PyObject* py_allow_no_gil(PyObject* module) {
 #ifdef Py_GIL_DISABLED
   if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0) Py_CLEAR(module);
 #endif

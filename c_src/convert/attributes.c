@@ -34,7 +34,7 @@ static DLManagedTensorVersioned* read_array(const py_fields* f, PyObject* obj) {
   t.ndim = read_numbers(&f->shape, obj, shape);
   if (t.ndim < 0 || read_numbers(&f->strides, obj, strides) != t.ndim ||
       read_numbers(&f->device, obj, device) != 2 ||
-      !dlx_whole_strides(t.ndim, shape, strides, t.dtype.bits / 8, strides))
+      !dlx_convert_strides(t.ndim, shape, strides, t.dtype.bits / 8, strides))
     return NULL;
   t.device = (DLDevice){(int32_t)device[0], (int32_t)device[1]};
   PyObject* memory = t.device.device_type == kDLCUDA ? py_ask(&f->memory, obj) : NULL;

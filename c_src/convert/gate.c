@@ -86,7 +86,7 @@ int py_question_read(PyObject* value, PyTypeObject* type, py_question* q) {
 /* A getter: whether an object has an attribute that is not None. Errors: NULL with an exception. */
 static PyObject* has_value(PyObject* obj, void* name) {
   PyObject* value;
-  if (py_optional(obj, name, &value) < 0) return NULL;
+  if (py_get_optional(obj, name, &value) < 0) return NULL;
   int has = value && value != Py_None;
   Py_XDECREF(value);
   return PyBool_FromLong(has);

@@ -40,7 +40,7 @@ static uintptr_t hash_bases(PyTypeObject* type) {
 /* Owns: *out is a new reference, or NULL. With a GIL, runs no code of a metaclass. */
 static int look_up_attribute(PyTypeObject* type, PyObject* name, PyObject** out) {
 #ifdef Py_GIL_DISABLED /* _PyType_Lookup returns a borrowed reference */
-  return py_optional((PyObject*)type, name, out);
+  return py_get_optional((PyObject*)type, name, out);
 #else
   *out = Py_XNewRef(_PyType_Lookup(type, name));
   return 0;

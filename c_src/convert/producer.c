@@ -7,7 +7,7 @@
 /* Whether the dtype can be numeric; a numeric dtype is remembered. */
 static int may_be_numbers(py_producer* p, PyObject* obj) {
   PyObject* dtype;
-  if (py_optional(obj, py_name_dtype, &dtype) < 0) return py_error_forget() == 0;
+  if (py_get_optional(obj, py_name_dtype, &dtype) < 0) return py_error_forget() == 0;
   if (dtype == NULL) return 1;
   int is_known = dtype == atomic_load_explicit(&p->number, memory_order_relaxed);
   PyObject* why = is_known ? NULL : PyObject_CallOneArg(p->no_numbers, dtype);
@@ -34,7 +34,7 @@ static int may_be_on_host(PyObject* obj) {
 #endif
   if (ask && PyFunction_Check(ask)) { /* not changed by a descriptor */
     Py_INCREF(ask);
-  } else if (py_optional((PyObject*)type, py_name_dlpack_device, &ask) < 0) {
+  } else if (py_get_optional((PyObject*)type, py_name_dlpack_device, &ask) < 0) {
     return py_error_forget(), 0;
   }
   if (ask == NULL) return 1;

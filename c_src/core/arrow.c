@@ -304,8 +304,8 @@ static int find_values(const dlx_arrow* data, const struct ArrowDeviceArray* bat
   return DLX_OK;
 }
 
-int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
-                   dlx_arrow_fault* fault) {
+int dlx_arrow_describe(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
+                       dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
   if (column != DLX_ARROW_WHOLE) {
     if (column < 0 || column >= schema->n_children || schema->children == NULL ||

@@ -146,15 +146,15 @@ int dlx_arrow_is_table(const dlx_arrow* data);
 int dlx_arrow_is_extension(const struct ArrowSchema* schema);
 
 /* Check and describe a column; memory behind pointers cannot be checked. Errors: DLX_E_ARROW. */
-int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
-                   dlx_arrow_fault* fault);
+int dlx_arrow_describe(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
+                       dlx_arrow_fault* fault);
 
 /* Create a read-only managed tensor over a column with at most one chunk, and without nulls and
  * bools. Owns: the result holds `data`. Errors: as dlx_managed_new. */
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out);
 
-/* Describe a batch's values of a column from dlx_arrow_look as a tensor of rank 1. Return its
+/* Describe a batch's values of a column from dlx_arrow_describe as a tensor of rank 1. Return its
  * extent (`out->shape` is not set) and its event or NULL; -1 = no such batch. */
 int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                         int64_t batch, DLTensor* out, void** event);

@@ -124,7 +124,7 @@ static PyObject* open_with(PyObject* obj, PyObject* method) {
 
 PY_DOC(arrow_open, "Return a capsule with the data of one of an object's __arrow_c_*__ methods.");
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  return py_args("arrow_open", nargs, 2, 2) ? open_with(args[0], args[1]) : NULL;
+  return py_check_args("arrow_open", nargs, 2, 2) ? open_with(args[0], args[1]) : NULL;
 }
 
 enum { MAX_LEVELS = 256 }; /* of nested types */
@@ -220,8 +220,8 @@ typedef struct {
 static int inspect(column* c) {
   dlx_arrow_fault fault;
   int status;
-  PY_WITHOUT_GIL(status =
-                     dlx_arrow_look(c->data, c->number, &c->found, &fault)); /* reads all bitmaps */
+  PY_WITHOUT_GIL(
+      status = dlx_arrow_describe(c->data, c->number, &c->found, &fault)); /* reads all bitmaps */
   if (status != DLX_E_ARROW) return py_check(status);
   return py_raise(status, "its Arrow data is inconsistent: %s %lld", fault.what,
                   (long long)fault.found),
@@ -240,13 +240,14 @@ PY_DOC(arrow_column,
        "the whole array (-1). If dtype is None, shape has only the first extent.");
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
-  if (!py_args("arrow_column", nargs, 2, 2) || find_column(args[0], args[1], &c) < 0) return NULL;
+  if (!py_check_args("arrow_column", nargs, 2, 2) || find_column(args[0], args[1], &c) < 0)
+    return NULL;
   const dlx_arrow_column* found = &c.found;
   PyObject* dtype = !found->is_numbers ? Py_NewRef(Py_None)
                                        : Py_BuildValue("(iii)", found->dtype.code,
                                                        found->dtype.bits, found->dtype.lanes);
   return Py_BuildValue(
-      "(NN(ii)LLON)", dtype, py_tuple_of(found->shape, found->is_numbers ? found->ndim : 1),
+      "(NN(ii)LLON)", dtype, py_new_tuple(found->shape, found->is_numbers ? found->ndim : 1),
       (int)found->device.device_type, (int)found->device.device_id, (long long)found->n_nulls,
       (long long)found->n_chunks, found->is_numbers && found->is_packed ? Py_True : Py_False,
       PyLong_FromVoidPtr(found->data));
@@ -322,7 +323,8 @@ PY_DOC(arrow_tensor,
        "or copy it on its device.");
 static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
-  if (!py_args("arrow_tensor", nargs, 3, 3) || find_column(args[0], args[1], &c) < 0) return NULL;
+  if (!py_check_args("arrow_tensor", nargs, 3, 3) || find_column(args[0], args[1], &c) < 0)
+    return NULL;
   int copies = args[2] == Py_True;
   int may_wait = copies ? gathers_on_device(&c.found) : c.found.device.device_type == kDLCUDA;
   if (is_numbers(&c.found) && !may_wait && dlx_arrow_event(c.data))
@@ -439,7 +441,7 @@ PY_DOC(arrow_columns,
        "of numbers without nulls, (None, data) for other data, (None, error) if opening failed. "
        "With joins, columns may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("arrow_columns", nargs, 3, 3)) return NULL;
+  if (!py_check_args("arrow_columns", nargs, 3, 3)) return NULL;
   PyObject *answer = open_with(args[1], args[0]), *columns = NULL;
   if (answer == NULL) {
     if ((answer = py_error_take()) == NULL) return NULL;

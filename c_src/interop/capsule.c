@@ -103,7 +103,7 @@ PY_DOC(
     "Return the new owner: `tensor`, or a new dlx.Tensor. `capsule_restore` undoes this. If the\n"
     "claim fails, the capsule is unchanged and its destructor frees the tensor.");
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
+  if (!py_check_args("capsule_claim", nargs, 1, 2)) return NULL;
   PyObject *capsule = args[0], *owner = nargs == 2 && args[1] != Py_None ? args[1] : NULL;
   if (owner && py_tensor_managed(owner) == NULL) return NULL;
   TensorObject* tensor = owner ? (TensorObject*)Py_NewRef(owner) : py_tensor_alloc();
@@ -202,7 +202,7 @@ PY_DOC(capsule_restore,
        "possible.");
 static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* made =
-      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
+      py_check_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
   if (made == NULL) return NULL;
   PyObject* capsule = args[0];
   int legacy, is_back = 0;

@@ -224,7 +224,7 @@ PY_DOC(tensor_when,
        "Return a dlx.Tensor of the same memory that is ready with the dlx_ready at an address "
        "(0 = now).");
 static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
+  if (!py_check_args("tensor_when", nargs, 2, 2)) return NULL;
   dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
   if (ready == NULL && PyErr_Occurred()) return NULL;
   TensorObject* view = share_memory(args[0]);

@@ -115,7 +115,7 @@ PY_DOC(tensors_unpack,
 static PyObject* tensors_unpack(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
-  if (!py_args("tensors_unpack", n, 5, 5) || read_memory(args, &m) < 0) return NULL;
+  if (!py_check_args("tensors_unpack", n, 5, 5) || read_memory(args, &m) < 0) return NULL;
   int failed = unpack_all(&m, &all);
   PyBuffer_Release(&m.numbers);
   if (failed) return NULL;
@@ -152,7 +152,7 @@ PY_DOC(arrays_unpack,
 static PyObject* arrays_unpack(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
-  if (!py_args("arrays_unpack", n, 7, 7) || read_memory(args, &m) < 0) return NULL;
+  if (!py_check_args("arrays_unpack", n, 7, 7) || read_memory(args, &m) < 0) return NULL;
   PyObject* list = NULL;
   py_call call = {.function = (FastPathObject*)args[5], .to = args[6]};
   py_maps_begin();

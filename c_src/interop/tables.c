@@ -13,7 +13,7 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
     uintptr_t address = (uintptr_t)found; /* ignore other numbers */
     if (address < 4096 || address % sizeof(void*) || address > INTPTR_MAX) found = NULL;
   }
-  return py_exchange_known(found);
+  return py_find_exchange(found);
 }
 
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {

@@ -151,7 +151,7 @@ PY_DOC(tensor_copy,
        "for device memory must already wait for it.");
 static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
-      py_args("tensor_copy", nargs, 2, 3) ? py_tensor_managed(args[0]) : NULL;
+      py_check_args("tensor_copy", nargs, 2, 3) ? py_tensor_managed(args[0]) : NULL;
   int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
   uint64_t stream = nargs == 3 ? PyLong_AsUnsignedLongLong(args[2]) : 0;
   if (keep_order < 0 || PyErr_Occurred()) return NULL;
@@ -211,7 +211,7 @@ PY_DOC(tensor_stack,
        "the first that differs in shape, dtype or device, or None if the dlx_capabilities at an "
        "address reject the result.");
 static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("tensor_stack", nargs, 1, 2)) return NULL;
+  if (!py_check_args("tensor_stack", nargs, 1, 2)) return NULL;
   PyObject* tensors = args[0];
   if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
     return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list of tensors that is not empty");
@@ -254,7 +254,7 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
 PY_DOC(tensor_check, "Return the DLX_INCOMPATIBLE_* bits for the dlx_capabilities at an address.");
 static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* m =
-      py_args("tensor_check", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
+      py_check_args("tensor_check", nargs, 2, 2) ? py_tensor_managed(args[0]) : NULL;
   const dlx_capabilities* consumer = m ? PyLong_AsVoidPtr(args[1]) : NULL;
   if (consumer == NULL) {
     if (!PyErr_Occurred())

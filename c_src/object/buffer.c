@@ -168,7 +168,7 @@ static int read_dtype(const Py_buffer* b, DLDataType* out) {
 static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
   DLDataType dtype;
   if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || read_dtype(b, &dtype) < 0) return -1;
-  if (!dlx_whole_strides(b->ndim, (int64_t*)b->shape, (int64_t*)b->strides, b->itemsize, strides))
+  if (!dlx_convert_strides(b->ndim, (int64_t*)b->shape, (int64_t*)b->strides, b->itemsize, strides))
     return -1;
   *out = (DLTensor){.data = b->buf,
                     .device = {kDLCPU, 0},

@@ -44,7 +44,8 @@ static int check_request(PyObject* stream, PyObject* dl_device, DLDevice* device
                 (dlx_host_readable(device->device_type) || dlx_is_cuda(*device));
   if (!same && !to_host) {
     py_raise(DLX_E_DEVICE,
-             "cannot export this dlx.Tensor to device (%d, %d): it is on device (%d, %d)",
+             "cannot export this dlx.Tensor to device (%d, %d): it is on device (%d, %d). "
+             "Leave dl_device out.",
              wanted.device_type, wanted.device_id, device->device_type, device->device_id);
     return -1;
   }
@@ -95,12 +96,12 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
   int is_cuda = dlx_is_cuda(base->dl_tensor.device);
   if (is_cuda && device.device_type == kDLCPU) {
     if (value[COPY] != Py_None && !copied)
-      return py_raise(DLX_E_COPY,
-                      "device memory cannot be exported to the host without a copy");
+      return py_raise(DLX_E_COPY, "device memory cannot be exported to the host without a copy");
     copied = 1;
   } else if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU) {
     return py_raise(DLX_E_DEVICE,
-                    "cannot copy to device (%d, %d): __dlpack__ copies to host memory only",
+                    "cannot copy to device (%d, %d): __dlpack__ copies to host memory only. "
+                    "Leave dl_device out.",
                     device.device_type, device.device_id);
   }
   if (copied) {
@@ -128,7 +129,7 @@ PyObject* py_tensor_dlpack_device(PyObject* self, PyObject* unused) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
   DLDevice device = m->dl_tensor.device;
-  return py_tuple_of((const int64_t[]){device.device_type, device.device_id}, 2);
+  return py_new_tuple((const int64_t[]){device.device_type, device.device_id}, 2);
 }
 
 /* ---- the exchange table ---------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 /* Create an instance of a registered class without checking the numbers, by tuple's tp_new: since
  * Python 3.14 a tuple caches its hash, which tp_alloc leaves uninitialised. */
 static PyObject* new_instance(PyObject* class, const int64_t* numbers, int32_t n) {
-  PyObject* tuple = py_tuple_of(numbers, n);
+  PyObject* tuple = py_new_tuple(numbers, n);
   PyObject* args = tuple ? PyTuple_Pack(1, tuple) : NULL;
   PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;
   Py_XDECREF(args);
@@ -54,9 +54,9 @@ static PyObject* tensor_get(PyObject* self, void* which) {
   const DLTensor* t = &m->dl_tensor;
   switch ((intptr_t)which) {
     case SHAPE:
-      return py_tuple_of(t->shape, t->ndim);
+      return py_new_tuple(t->shape, t->ndim);
     case STRIDES:
-      return py_tuple_of(t->strides, t->ndim);
+      return py_new_tuple(t->strides, t->ndim);
     case NDIM:
       return PyLong_FromLong(t->ndim);
     case NBYTES:
@@ -126,7 +126,7 @@ static PyObject* tensor_array(PyObject* self, PyObject* const* args, Py_ssize_t 
                               PyObject* names) {
   PyObject *all[3] = {self}, *hook = py_hook(py_hooks.array, "__array__");
   Py_ssize_t n = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
-  if (hook == NULL || !py_args("__array__", n, 0, 2)) return NULL;
+  if (hook == NULL || !py_check_args("__array__", n, 0, 2)) return NULL;
   for (Py_ssize_t i = 0; i < n; i++) all[i + 1] = args[i];
   return PyObject_Vectorcall(hook, all, (size_t)nargs + 1, names);
 }

@@ -163,7 +163,7 @@ PY_DOC(
     convert_slot,
     "Convert and cache an element of a lazy view by View._fast; return None if Python must do it.");
 static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("convert_slot", nargs, 4, 4)) return NULL;
+  if (!py_check_args("convert_slot", nargs, 4, 4)) return NULL;
   if (!PyDict_CheckExact(args[0])) return PyErr_Format(PyExc_TypeError, "the slots are a dict");
   PyObject* result = convert_new(args[0], args[1], args[2], args[3]);
   if (result || PyErr_Occurred()) return result;
@@ -190,7 +190,7 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
 }
 
 /* self[key]: return the cached result if the source still has the same element; otherwise convert
- * it here, or by self._missed(key). */
+ * it here, or by self._convert_at(key). */
 static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
   if (!PySlice_Check(key) && view->slots && !is_tracing(view)) {
@@ -209,8 +209,8 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
       PyErr_Clear(); /* handled or raised again below */
     }
   }
-  if (PyErr_Occurred() && py_error_forget() < 0) return NULL; /* _missed raises it again */
-  return PyObject_CallMethodOneArg(self, py_name_missed, key);
+  if (PyErr_Occurred() && py_error_forget() < 0) return NULL; /* _convert_at raises it again */
+  return PyObject_CallMethodOneArg(self, py_name_convert_at, key);
 }
 
 static PyObject* slots_item(PyObject* self, Py_ssize_t i) {

@@ -229,8 +229,8 @@ def _run(made: Plan, source: Any, wanted: tuple[Any, Any], values: tuple[Any, ..
 
 
 def _view(obj: Any, to: Any) -> Any:
-    FAST_PATH._bind(view=views.plain_view)
-    return views.plain_view(obj, to)
+    FAST_PATH._bind(view=views.repeat_view)
+    return views.repeat_view(obj, to)
 
 
 if not TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlx._api import convert as convert  # binds the Python function of FAST_PATH for views
 from dlx._core.public import public
 from dlx._engine.request import request_of
-from dlx._views.factory import lazy_view, plain_view
+from dlx._views.factory import lazy_view, repeat_view
 
 if TYPE_CHECKING:
     from dlx._files.mapping import FileView
@@ -85,7 +85,7 @@ def open(
     request = request_of(to, device=device, readonly=readonly, detach=detach)
     archive = map_file(Path(path), private=readonly == "share")
     named = to if device is None and readonly == "copy" and not detach else None
-    view: FileView[Any] | None = None if named is None else plain_view(archive, named, FileView)
+    view: FileView[Any] | None = None if named is None else repeat_view(archive, named, FileView)
     if view is not None:  # a known target
         return view
     view = lazy_view(archive, request, named, strict=False, collect=False, view=FileView)

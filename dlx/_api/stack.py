@@ -108,7 +108,7 @@ def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return the arrays and, for errors, their keys; the arrays of a frame or mapping are its values."""
     inside, handler = lookup.unwrap(arrays)
     if handler is not None and handler.kind == "mapping":
-        with foreign_errors(lookup.NOT_TAKEN_APART, source=type_name(type(arrays))):
+        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
         return objs, keys or range(len(objs))
     if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:

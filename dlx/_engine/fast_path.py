@@ -108,7 +108,7 @@ def _pair(kind: type, source: native.Source, target: native.Target) -> str:
 def _is_at_root(kind: type, source: native.Source) -> bool:
     """Return whether objects of a type are arrays only at the root, and pass through inside a container."""
     is_array = source.what in ("converts", "produces", "python") and isinstance(source.adapter, Adapter)
-    return is_array and (source.adapter is BUFFER or lookup.kind(kind).verdict == "plain")
+    return is_array and (source.adapter is BUFFER or lookup.kind(kind).verdict == "passthrough")
 
 
 def _like(kind: type, adapter: Any) -> tuple[str, Any] | bool:
@@ -194,7 +194,7 @@ def _classify_leaf(kind: type, found: lookup.Kind) -> str:
     """Return whether objects pass through a tree; "looks": only if the instance has no array interface."""
     if not is_key(kind) or issubclass(kind, _NO_ARRAYS):
         return "python"
-    if found.verdict == "plain":
+    if found.verdict == "passthrough":
         return "passes"
     own_dict = inspect.getattr_static(kind, "__dict__", None)
     is_usual = own_dict is None or type(own_dict) in (GetSetDescriptorType, MemberDescriptorType)

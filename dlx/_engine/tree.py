@@ -13,7 +13,7 @@ from typing import Any
 
 from dlx._engine.failures import Failures
 from dlx._registry import lookup
-from dlx._registry.lookup import PLAIN, Kind, is_built_in
+from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
 from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
@@ -71,7 +71,7 @@ class Tree:
                     kind = self._kinds[cls] if type(cls) is type else self._kind(cls, number, i)
                 except KeyError:
                     kind = self._kind(cls, number, i)
-                if kind.verdict == "plain":
+                if kind.verdict == "passthrough":
                     continue
                 if kind.handler is not None:
                     key = _key(child, kind.handler, node.handler)
@@ -112,7 +112,7 @@ class Tree:
         try:
             node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
-            self._report_failure(node, error, "cannot be taken apart")
+            self._report_failure(node, error, "cannot be flattened")
         return number
 
     def _kind(self, cls: type, number: int, i: int) -> Kind:
@@ -120,7 +120,7 @@ class Tree:
             found = lookup.kind(cls)
         except DlxError as error:  # a broken plugin
             self._fail(error.complete(source=type_name(cls)), number, i)
-            found = PLAIN
+            found = PASSTHROUGH
         if is_key(cls):
             self._kinds[cls] = found
         return found

@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 from dlx._protocols import arrow
-from dlx._registry.handlers import flatten_elements, unflatten_set
+from dlx._registry.handlers import flatten_list, unflatten_set
 from dlx.adapter.declarations import Container
 from dlx.adapter.files import flatten_mapping
 
@@ -69,13 +69,11 @@ def _unflatten_proxy(obj: Any, keys: Any, children: list[Any], new_empty: Any) -
     return types.MappingProxyType(inside)
 
 
-LIST = Container(flatten=flatten_elements, unflatten=_unflatten_list, new_empty=lambda obj: [])
-TUPLE = Container(
-    flatten=flatten_elements, unflatten=lambda obj, keys, children, new_empty: tuple(children), mutable=False
-)
+LIST = Container(flatten=flatten_list, unflatten=_unflatten_list, new_empty=lambda obj: [])
+TUPLE = Container(flatten=flatten_list, unflatten=lambda obj, keys, children, new_empty: tuple(children), mutable=False)
 DICT = Container(kind="mapping", flatten=_flatten_items, unflatten=_unflatten_dict, new_empty=lambda obj: {})
-SET = Container(kind="set", flatten=flatten_elements, unflatten=unflatten_set)
-FROZENSET = Container(kind="set", flatten=flatten_elements, unflatten=unflatten_set, mutable=False)
+SET = Container(kind="set", flatten=flatten_list, unflatten=unflatten_set)
+FROZENSET = Container(kind="set", flatten=flatten_list, unflatten=unflatten_set, mutable=False)
 
 HANDLERS: dict[type, Container] = {
     list: LIST,
@@ -93,7 +91,7 @@ HANDLERS: dict[type, Container] = {
         unflatten=_unflatten_into(_new_empty_defaultdict),
         new_empty=_new_empty_defaultdict,
     ),
-    deque: Container(flatten=flatten_elements, unflatten=_unflatten_into(_new_empty_deque), new_empty=_new_empty_deque),
+    deque: Container(flatten=flatten_list, unflatten=_unflatten_into(_new_empty_deque), new_empty=_new_empty_deque),
     set: SET,
     frozenset: FROZENSET,
     types.MappingProxyType: Container(

@@ -24,7 +24,7 @@ def _from_native(part: str, obj: Any) -> Any:
             found = getattr(adapter, part).from_native(obj)
         except (DlxError, MemoryError):
             raise
-        except Exception:  # not a dtype or device
+        except Exception:
             continue
         if found is not None:
             return found
@@ -32,8 +32,7 @@ def _from_native(part: str, obj: Any) -> Any:
         return None
     root = next(packages(module))
     number = getattr(obj, "device_id", None) if root == "cuda" else None
-    # Objects of cuda.core have a device_id.
-    return Device("cuda", number) if isinstance(number, int) else _device_of_namespace(root, obj)
+    return Device("cuda", number) if isinstance(number, int) else _device_of_namespace(root, obj)  # of cuda.core
 
 
 def _device_of_namespace(root: str, obj: Any) -> Device | None:
@@ -45,7 +44,7 @@ def _device_of_namespace(root: str, obj: Any) -> Device | None:
         return Device(tuple(module.empty(0, device=obj).__dlpack_device__()))
     except MemoryError:
         raise
-    except Exception:  # not a device
+    except Exception:
         return None
 
 

@@ -18,7 +18,7 @@ from dlx.adapter.files import flatten_mapping
 from dlx.errors import ConversionError
 
 
-def flatten_elements(obj: Any) -> tuple[None, list[Any]]:
+def flatten_list(obj: Any) -> tuple[None, list[Any]]:
     """Flatten a container without keys."""
     return None, list(obj)
 
@@ -163,15 +163,13 @@ def subclass_handler(kind: type) -> Container | None:
     """Return the handler of a subclass of a built-in container, or None."""
     if issubclass(kind, tuple):
         if hasattr(kind, "n_sequence_fields"):
-            return Container(flatten=flatten_elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
+            return Container(flatten=flatten_list, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
         frozen = not _has_dict(kind)
         if _is_named_tuple(kind):
             return Container(
                 kind="record", flatten=_flatten_named_tuple, unflatten=_unflatten_tuple_subclass, mutable=not frozen
             )
-        return Container(
-            flatten=flatten_elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list
-        )
+        return Container(flatten=flatten_list, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
     if derives(kind, (dict, UserDict, list, deque, UserList)):
         base = _find_base(kind)
         unflatten, new_empty = functools.partial(_unflatten_copy, base), functools.partial(_copy_shallow, base)
@@ -179,13 +177,11 @@ def subclass_handler(kind: type) -> Container | None:
             return Container(
                 kind="mapping", flatten=flatten_mapping, unflatten=unflatten, new_empty=new_empty, falls_to=dict
             )
-        return Container(flatten=flatten_elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
+        return Container(flatten=flatten_list, unflatten=unflatten, new_empty=new_empty, falls_to=list)
     if issubclass(kind, set | frozenset):
-        return Container(kind="set", flatten=flatten_elements, unflatten=unflatten_set)
+        return Container(kind="set", flatten=flatten_list, unflatten=unflatten_set)
     if issubclass(kind, types.SimpleNamespace):
-        return Container(
-            kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=copy_without_init
-        )
+        return Container(kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=copy_bare)
     return None
 
 
@@ -200,7 +196,7 @@ def _flatten_namespace(obj: Any) -> tuple[list[str], list[Any]]:
 def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     new: Any = new_empty
     if new_empty is None:
-        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else copy_without_init(obj)
+        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else copy_bare(obj)
     new.__dict__.update(zip(keys, children, strict=True))
     return new
 
@@ -245,7 +241,7 @@ def record_handler(kind: type) -> Container | None:
         new.__dict__.update(zip(keys, children, strict=True))
         return new
 
-    return _record(flatten_record, unflatten_record, copy_without_init, frozen)
+    return _record(flatten_record, unflatten_record, copy_bare, frozen)
 
 
 def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Container:
@@ -272,7 +268,7 @@ def _stores_field(obj: Any, name: str) -> bool:
 
 
 def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    new = copy_without_init(obj) if new_empty is None else new_empty
+    new = copy_bare(obj) if new_empty is None else new_empty
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(new, name, child)  # bypasses frozen classes, converters, validators
     return new
@@ -292,7 +288,7 @@ def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
 
 def _copy_model(obj: Any) -> Any:
     """Return a copy of a model that does not share the containers which setting a field changes."""
-    new = copy_without_init(obj)
+    new = copy_bare(obj)
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
         value: Any = getattr(new, name, None)
         if type(value) in (set, dict):
@@ -326,7 +322,7 @@ def _struct_handler(kind: Any) -> Container:
     def unflatten(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
         new = copy_struct(obj) if new_empty is None else new_empty
         for name, child in zip(keys, children, strict=True):
-            fields[name].__set__(new, child)  # bypasses frozen
+            fields[name].__set__(new, child)
         return new
 
     return _record(flatten, unflatten, copy_struct, frozen)
@@ -348,11 +344,11 @@ def _is_computed(kind: Any, name: str) -> bool:
 def _create_without_init(kind: Any) -> Any:
     try:
         return object.__new__(kind)
-    except TypeError:  # a subclass of a built-in type
+    except TypeError:
         return kind.__new__(kind)
 
 
-def copy_without_init(obj: Any) -> Any:
+def copy_bare(obj: Any) -> Any:
     """Return a shallow copy without running code of the class; drop cached properties."""
     kind: Any = type(obj)
     new = _create_without_init(kind)
@@ -386,7 +382,7 @@ class Keys(list[Any]):
 
 
 def _flatten_unknown(obj: Any) -> tuple[list[Any], list[Any]]:
-    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else flatten_elements(obj)
+    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else flatten_list(obj)
     keys = Keys(range(len(children)) if found is None else found)
     keys.context = list(children)
     return keys, children

@@ -59,7 +59,7 @@ def _read_version(adapter: Adapter) -> str:
         return version_of(adapter)
     except MemoryError:
         raise
-    except Exception:  # from a third party's adapter
+    except Exception:
         return "(version unknown)"
 
 

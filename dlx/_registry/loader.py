@@ -103,7 +103,7 @@ class Loader:
 
     def load_imported(self) -> None:
         """Load the plugins of all imported packages."""
-        for root, plugin in list(self.plugins.items()):  # another thread may be scanning
+        for root, plugin in list(self.plugins.items()):
             if root in sys.modules and not plugin.is_loaded:
                 self.require(root)
 
@@ -132,22 +132,20 @@ class Loader:
         adapters = plugins.check_adapters(plugin, manager.hook.dlx_adapters())
         frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | set(self.plugins)
         if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
-            note = (
-                f"{plugin} imports {eager} when it is loaded ({seconds * 1e3:.0f} ms, also for every listing): import "
-                f"{eager} inside functions, from a plugin outside of its package"
-            )
+            reason = f"{plugin} imports {eager} when it is loaded ({seconds * 1e3:.0f} ms, also for every listing)"
+            fix = f"Import {eager} only inside functions, and keep the plugin out of its framework's package."
             if plugins.is_strict():
-                raise PluginError(note)
-            plugin.notes[:] = [note]
+                raise PluginError(reason, fix=fix)
+            plugin.notes[:] = [f"{reason}. {fix}"]
         return adapters
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:
         """Refuse a plugin that claims a name or type of another one; the first or the built-in one keeps it."""
-        taken = {claim: other for other in self.list_plugins() for claim in _claims(other.adapters)}
-        for claim in sorted(_claims(adapters) & taken.keys()):
+        owners = {claim: other for other in self.list_plugins() for claim in _claims(other.adapters)}
+        for claim in sorted(_claims(adapters) & owners.keys()):
             if plugin.distribution != OURS:
-                raise _conflict(taken[claim], plugin, claim)
-            other = taken[claim]
+                raise _conflict(owners[claim], plugin, claim)
+            other = owners[claim]
             other.broken, other.adapters = _conflict(plugin, other, claim), ()
 
 

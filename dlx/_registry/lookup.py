@@ -15,7 +15,7 @@ base class. The first match in this order is used:
 For all other types, dlx checks each object for an array protocol.
 
 >>> kind(dict).verdict, kind(str).verdict, kind(object).verdict
-('container', 'plain', 'unknown')
+('container', 'passthrough', 'unknown')
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Kind(NamedTuple):
 
     adapter: Adapter | None  # of the type, or of a protocol that the object implements
     handler: Container | None
-    # plain: passed through unchanged; refused: unless the object has a protocol; unknown: checked per object
-    verdict: Literal["container", "array", "plain", "refused", "unknown"]
+    # passthrough: returned unchanged; refused: unless the object has a protocol; unknown: checked per object
+    verdict: Literal["container", "array", "passthrough", "refused", "unknown"]
     refusal: Refusal | None = None
 
     @property
@@ -76,7 +76,7 @@ def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> 
 OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 
 # A lazy view is replaced by its source, or by the slice that it shows.
-VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._stored()]))
+VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._to_stored()]))
 
 
 def _flatten_arrow(obj: Any) -> tuple[None, list[Any]]:
@@ -90,8 +90,8 @@ def _flatten_arrow(obj: Any) -> tuple[None, list[Any]]:
 # Objects with Arrow data. Only the data shows whether they are columns or tables, which become dicts of columns.
 ARROW = Container(kind="wrapper", flatten=_flatten_arrow)
 
-PLAIN = Kind(None, None, "plain")
-NOT_TAKEN_APART = "the container cannot be taken apart:"
+PASSTHROUGH = Kind(None, None, "passthrough")
+CANNOT_FLATTEN = "the container cannot be flattened:"
 _CHECKED_PER_OBJECT = ("unknown", "refused")
 _UNKNOWN = Kind(None, None, "unknown")
 _RAISES = Kind(None, None, "unknown")  # not cached: inspecting the type raises
@@ -104,8 +104,8 @@ _ARRAYS: dict[Adapter, Kind] = {
 }
 _EXACT: dict[type, Kind] = {
     **{each: Kind(None, handler, "container") for each, handler in HANDLERS.items()},
-    **dict.fromkeys((type(None), bool, int, float, complex, str, range), PLAIN),
-    **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "plain")),
+    **dict.fromkeys((type(None), bool, int, float, complex, str, range), PASSTHROUGH),
+    **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "passthrough")),
     type(native.buffer_exchange()): _ARRAYS[generic.CAPSULE],
     generic.Deferred: _ARRAYS[generic.DEFERRED],
     arrow.Column: _ARRAYS[generic.ARROW],
@@ -115,7 +115,7 @@ _EXACT: dict[type, Kind] = {
 _LEAVES = (
     str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum, Device, DType,
 )  # fmt: skip
-_PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
+_PASSTHROUGH_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
 
 
 def kind(cls: type) -> Kind:
@@ -149,12 +149,12 @@ def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kin
         found = found if adapter is None else _ARRAYS[adapter]
     except (DlxError, MemoryError):
         raise
-    except Exception:  # its attributes raise
+    except Exception:
         found = _UNKNOWN
     if found.refusal is not None and strict is not None:
         raise found.refusal.error()
     if strict and found.verdict == "unknown" and not _has_buffer(obj):
-        why = "it is not an array, a container or data without arrays (strict=True)"
+        why = "it is not an array, a container or plain data (strict=True)"
         raise AdapterNotFoundError(why, source=type_name(type(obj)), option=(("strict", None),))
     return found
 
@@ -220,9 +220,9 @@ def _classify(cls: type) -> Kind:
     if handler is not None and handler.kind != "leaf":
         return Kind(adapter, handler, "container")
     if adapter is not None:
-        return Kind(adapter, None, "array" if handler is None else "plain")
-    if derives(cls, _LEAVES) or module_of(cls).partition(".")[0] in _PLAIN_MODULES:
-        return PLAIN
+        return Kind(adapter, None, "array" if handler is None else "passthrough")
+    if derives(cls, _LEAVES) or module_of(cls).partition(".")[0] in _PASSTHROUGH_MODULES:
+        return PASSTHROUGH
     refused = refused or refusal(cls)
     return _UNKNOWN if refused is None else Kind(None, None, "refused", refused)
 
@@ -282,7 +282,7 @@ def unwrap(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
             handler = kind(type(inside)).handler
         return inside, handler
     except Exception:
-        with foreign_errors(NOT_TAKEN_APART, source=type_name(type(obj)), **parts):
+        with foreign_errors(CANNOT_FLATTEN, source=type_name(type(obj)), **parts):
             raise
 
 
@@ -307,6 +307,6 @@ def not_an_array(obj: Any) -> DlxError:
             fix = known.fix or fix
         except MemoryError:
             raise
-        except Exception:  # inspecting the class raises
+        except Exception:
             pass
     return AdapterNotFoundError(reason, source=name, fix=fix)

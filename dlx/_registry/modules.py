@@ -74,7 +74,7 @@ def import_known(name: str) -> ModuleType | None:
         import_framework(name, name, install)
     except FrameworkNotInstalledError as error:
         if is_missing(name, error.__cause__):
-            return None  # the package lacks the module
+            return None
         raise
     return sys.modules.get(name)
 
@@ -107,9 +107,7 @@ def probe_module(module: ModuleType, generic: Adapter) -> ModuleAdapter:
     dtypes = frozenset(name for name in _DTYPES if probe.accepts(name))
     if not dtypes:
         reason = f"{module.__name__}.from_dlpack accepts no array in host memory: {probe.why}"
-        raise AdapterNotFoundError(
-            reason, target=module.__name__, fix="Convert to a framework whose arrays it accepts."
-        )
+        raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it accepts.")
     default = "float32" if "float32" in dtypes else min(dtypes)
     shares = all(probe.accepts(name, sharing=True) for name in dtypes)  # via numpy, it may copy some
     accepts = functools.partial(probe.accepts, default, sharing=shares)

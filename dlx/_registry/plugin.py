@@ -34,7 +34,7 @@ class Framework(NamedTuple):
     """Data about a built-in adapter, available before it is loaded."""
 
     module: str
-    install: str  # argument of pip install
+    install: str
     names: tuple[str, ...] = ()  # other target names, or root packages of its types
     short: str = ""  # usual import alias, for hints only
     is_target: bool = True
@@ -78,8 +78,8 @@ class Plugin:
     distribution: str
     names: list[str] = field(default_factory=list)  # of its entry points: root packages of its adapters
     adapters: tuple[Adapter, ...] = ()
-    broken: BaseException | None = None  # the error, if it is broken
-    notes: list[str] = field(default_factory=list)  # minor problems
+    broken: BaseException | None = None
+    notes: list[str] = field(default_factory=list)
     loading: set[tuple[int, int]] = field(default_factory=set)  # (process, thread) of loads in progress
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def discover() -> list[Plugin]:
         entries = list(entry_points(group="dlx"))
     except MemoryError:
         raise
-    except Exception as error:  # broken metadata of some distribution
+    except Exception as error:
         return [Plugin("entry points", object, "metadata", ["(entry points)"], broken=error)]
     found: dict[tuple[str, str], Plugin] = {}
     for entry in entries:

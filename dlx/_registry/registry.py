@@ -33,14 +33,12 @@ from dlx._support.reflect import (
 from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
-CONVERT_CONTENTS = "Convert an array that it holds."  # fix for an object that is not an array
+CONVERT_CONTENTS = "Convert an array that it holds."
 NOT_INSPECTED = "inspecting its type failed:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 _NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
-_OWN: dict[str, Adapter] = {
-    each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
-}  # targets without a plugin
+_OWN: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
 
 
 class Registry:
@@ -49,7 +47,7 @@ class Registry:
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
         self.generation = 0  # incremented when the caches are cleared
         self._loader = Loader(built_in, self._forget)
-        self._modules: dict[ModuleType, Adapter] = {}  # targets without a plugin
+        self._modules: dict[ModuleType, Adapter] = {}
         self._packages: dict[Adapter, ModuleType] = {}  # the module that each adapter has used
         self._forget()
 
@@ -220,10 +218,8 @@ class Registry:
         if cacheable and (known := targets.get(to)):
             target, module = known
             source = target.source
-            if sys.modules.get(source.package) is module:  # not imported again
-                current = (
-                    target if not source.dtypes.switches or target.has_same_switches() else self.ready(source, kind)
-                )
+            if sys.modules.get(source.package) is module:
+                current = target if not source.dtypes.switches or target.is_current() else self.ready(source, kind)
                 if current is not None:
                     return current
         target = self._by_name(to) if kind is None else self._by_type(kind)
@@ -285,9 +281,9 @@ class Registry:
         if module is None or not callable(getattr(module, "from_dlpack", None)):
             return None
         if module not in self._modules:
-            made = modules.probe_module(module, generic.DLPACK)
-            known = self.owner(made.kind)  # a module around a framework: array_api_compat.torch
-            self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
+            created = modules.probe_module(module, generic.DLPACK)
+            known = self.owner(created.kind)  # a module around a framework: array_api_compat.torch
+            self._modules.setdefault(module, created if known is None or self.ready(known) is None else known)
             self._forget()
         return self.ready(self._modules[module])
 
@@ -298,12 +294,12 @@ class Registry:
             switches = switches_of(adapter)
             key = adapter, kind, switches
             if key not in self._ready:
-                made = target_of(adapter, kind)
+                created = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has changed them
-                    return made
-                if made is not None:
-                    made.switches = switches
-                return self._ready.setdefault(key, made)  # another thread may be faster
+                    return created
+                if created is not None:
+                    created.switches = switches
+                return self._ready.setdefault(key, created)
             return self._ready[key]
         except (DlxError, MemoryError):
             raise

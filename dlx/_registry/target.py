@@ -34,7 +34,7 @@ class Target:
         self.decisions: dict[Any, Any] = {}  # cache of the planner, by layout
         self.request: Any = None  # the engine's request for calls without options
 
-    def has_same_switches(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether the switches have the same values in this thread as at creation."""
         return self.switches == tuple([getattr(owner, name, None) for owner, name in self._places])
 
@@ -48,7 +48,7 @@ class Target:
         if adapter not in self._variants:
             consumer = target_of(adapter, source=self.source)
             assert consumer is not None
-            consumer.name, consumer.arrays = self.name, self.arrays  # the requested target
+            consumer.name, consumer.arrays = self.name, self.arrays
             self._variants[adapter] = consumer
         return self._variants[adapter]
 
@@ -69,18 +69,16 @@ class Target:
     def fast_path_struct(self) -> Any:
         """Return the C struct of the capabilities of the fast path, or None; the caller keeps it alive."""
         path = self.adapter.fast_path
-        capabilities = path.imports if path is not None else None
-        if not isinstance(capabilities, Capabilities):
-            capabilities = None if self.varies else self.capabilities
-        if capabilities is None or self.capabilities.home is not None:
+        limits = path.imports if path is not None else None
+        if not isinstance(limits, Capabilities):
+            limits = None if self.varies else self.capabilities
+        if limits is None or self.capabilities.home is not None:
             return None
         known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.equal_width_storage().keys()
         copies = self.capabilities.copies
         if not isinstance(copies, bool):
             known -= copies.keys()
-        return build_struct(
-            capabilities if capabilities.dtypes is None else replace(capabilities, dtypes=capabilities.dtypes & known)
-        )
+        return build_struct(limits if limits.dtypes is None else replace(limits, dtypes=limits.dtypes & known))
 
 
 def word_of(adapter: Adapter) -> str:

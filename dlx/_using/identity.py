@@ -141,4 +141,4 @@ def _is_key(one: Any, other: Any) -> bool:
     """Return whether two keys are the same object, or equal plain data; arrays are not compared by value."""
     if one is other or type(one) is not type(other):
         return one is other
-    return lookup.kind(type(one)).verdict == "plain" and bool(one == other)
+    return lookup.kind(type(one)).verdict == "passthrough" and bool(one == other)

@@ -88,7 +88,7 @@ class _Kinds:
         what = found.part
         if isinstance(what, Adapter):
             return self._find_array_kind(kind, what)
-        if found.verdict == "plain":
+        if found.verdict == "passthrough":
             return None
         if found.refusal is not None:  # ...: pass it unchanged, such as a model of the function's framework
             return ... if self._target.adapter.package in found.refusal.frameworks else False

@@ -422,8 +422,8 @@ class Source:
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
-        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-        return self._export({key: value for key, value in given.items() if value is not None})
+        keywords = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return self._export({key: value for key, value in keywords.items() if value is not None})
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device if self.says is None else self.says

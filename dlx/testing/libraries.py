@@ -195,7 +195,7 @@ def _tvm_ffi() -> Subject:
 
     return Subject(
         "tvm_ffi", package="tvm_ffi", adapter="tvm_ffi", dtypes=_PLAIN,
-        make=lambda *given: tvm_ffi.from_dlpack(_host_array(*given)),  # tvm_ffi imports through DLPack only
+        make=lambda *args: tvm_ffi.from_dlpack(_host_array(*args)),  # tvm_ffi imports through DLPack only
         from_dlpack=tvm_ffi.from_dlpack, takes_capsules=True,
         views=_through_numpy(np.from_dlpack, tvm_ffi.from_dlpack),
         words={
@@ -217,7 +217,7 @@ def _pyarrow() -> Subject:
 
     return Subject(
         "pyarrow", package="pyarrow", adapter="pyarrow", dtypes=_without("bool"),
-        make=lambda *given: pa.Tensor.from_numpy(_host_array(*given)),
+        make=lambda *args: pa.Tensor.from_numpy(_host_array(*args)),
         from_dlpack=pa.Tensor.from_dlpack, takes_copy=True,
         readonly=lambda tensor: pa.Tensor.from_numpy(np.broadcast_to(tensor.to_numpy(), tensor.shape)),
         write=lambda tensor: tensor.to_numpy().fill(0),
@@ -276,8 +276,8 @@ def _mlx() -> Subject:
         return array.view(mx.bfloat16) if dtype == "bfloat16" else array
 
     def read(array: Any) -> bytes:
-        plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-        return bytes(np.array(plain).tobytes())
+        exact = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        return bytes(np.array(exact).tobytes())
 
     return Subject(
         "mlx", package="mlx.core", dtypes=(*_without("float64"), "bfloat16", "complex64"),
@@ -424,7 +424,7 @@ def _array_api_strict() -> Subject:
 
     return Subject(
         "array_api_strict", package="array_api_strict", dtypes=(*_without("float16"), *_COMPLEX),
-        make=lambda *given: xp.asarray(_host_array(*given), copy=True),
+        make=lambda *args: xp.asarray(_host_array(*args), copy=True),
         from_dlpack=xp.from_dlpack, takes_copy=True, views=_VIEWS | _BACKWARDS,
         write=lambda array: array.__setitem__(..., 0.0),
         read=lambda array: array._array.tobytes(),

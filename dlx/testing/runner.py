@@ -63,7 +63,7 @@ def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     ) as process:  # fmt: skip
         os.close(writer)
         reports, hangs = _listen(reader, process)
-        said = (process.stdout.read() if process.stdout else "").strip()
+        output = (process.stdout.read() if process.stdout else "").strip()
     verdicts: dict[str, Verdict] = {}
     begun = ""
     for report in reports:
@@ -78,11 +78,11 @@ def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     if code and checks[0].alone:
         begun = begun or next(iter(verdicts), "")
     if begun:
-        seen = f"the process {'hangs' if hangs else _ending(code)}{_last_words(said)}"
+        seen = f"the process {'hangs' if hangs else _ending(code)}{_last_words(output)}"
         verdicts[begun] = Verdict(begun, subject.name, "breaks", seen).under(subject, CHECKS[begun])
     elif code and not verdicts:
         how = f"did not begin within {STARTING} seconds" if hangs else _ending(code)
-        raise RuntimeError(f"the worker for {subject.name} {how}{_last_words(said)}")
+        raise RuntimeError(f"the worker for {subject.name} {how}{_last_words(output)}")
     return verdicts
 
 
@@ -106,8 +106,8 @@ def _ending(code: int) -> str:
     return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
-def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last_words(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     for start in ("what():", "terminate called", "Fatal Python error"):  # the most informative line first
         lines = [line for line in lines if line.startswith(start)] or lines
     return f": {lines[-1].replace(str(Path.home()), '~')[:160]}" if lines else ""

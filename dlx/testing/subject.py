@@ -179,8 +179,8 @@ class Subject:
         """Call ``array.__dlpack__`` and return the capsule as a `Taken`; an exception breaks the promise."""
         taken, error = self.ask(array, **keywords)
         if error is not None:
-            said = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
-            raise Broken(f"__dlpack__({said}) raised {error_line(error)}") from error
+            arguments = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
+            raise Broken(f"__dlpack__({arguments}) raised {error_line(error)}") from error
         return taken  # type: ignore[no-any-return]
 
     def versioned(self, array: Any) -> Taken:

@@ -8,9 +8,9 @@ import itertools
 import re
 from pathlib import Path
 
-import advice
 import pytest
-from project import ROOT
+from support.errors import advice
+from support.project import ROOT
 
 from dlx import errors
 from dlx._core.native import _CLASSES
@@ -247,7 +247,7 @@ every_file = pytest.mark.parametrize("file", dict.fromkeys(entry[0] for entry in
 
 
 def test_the_table_is_that_of_the_source():
-    """A new or changed message is written to the table by ``python tests/api/test_messages.py``, and then read."""
+    """A new or changed message is written to the table by ``PYTHONPATH=tests python tests/api/test_messages.py``, and then read."""
     assert TABLE.read_text(encoding="utf-8") == table()
     assert len(ENTRIES) > 300
 

@@ -38,7 +38,7 @@ enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };
 enum { HOST = 1, DEVICE = 2, MANAGED = 3 };
 enum { NEVER = UINT32_MAX };
 
-typedef struct { /* known entries; the others are 0 */
+typedef struct { /* as many as are known; the others are 0 */
   uint32_t* at;
   int n;
 } clocks;
@@ -50,7 +50,7 @@ typedef struct {
 typedef struct {
   int used, alive, context, device, blocking, actor, capture;
   int running;   /* unfinished host functions */
-  uint32_t done; /* of its own operations; NEVER = all of them, immediately */
+  uint32_t done; /* its finished operations; NEVER = all of them, immediately */
 } stream;
 
 typedef struct {
@@ -1102,7 +1102,7 @@ long fake_held(const char* name) {
   return sum;
 }
 
-/* Return the number of copies below a power of two in bytes; 0 = all copies. */
+/* Copies of fewer bytes than a power of two; 0 = all copies. */
 long fake_copies(size_t below) {
   long sum = 0;
   for (int bits = 0; bits < 64; bits++)
@@ -1279,7 +1279,7 @@ uint64_t fake_stream(int device, int blocking) {
   TEST(uint64_t, (uint64_t)(uintptr_t)&streams[new_stream(device, blocking)]);
 }
 
-/* Return the stream's number in the log: 3 for s3. */
+/* As in the log: 3 for s3. */
 int fake_number(int device, uint64_t handle) {
   TEST(int, resolve(handle, device));
 }

@@ -31,7 +31,7 @@ static block* find_spare(int number, size_t n, int s) {
   return NULL;
 }
 
-/* Return 0, 1 for no bytes, 2 for too many. */
+/* Returns 0, 1 for no bytes, 2 for too many. */
 static int take_from_pool(int number, size_t n, int s, uint64_t* address) {
   if (n == 0) return 1;
   if (n > MOST) return 2;

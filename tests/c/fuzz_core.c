@@ -4,7 +4,7 @@
  * and writes outside it.
  *
  * clang's libFuzzer can run it. With -DALONE, any compiler builds a program that runs a corpus and
- * seeded mutations of it. tests/support/fuzz_core.py builds and runs both. */
+ * seeded mutations of it. tests/support/stress/fuzz_core.py builds and runs both. */
 
 #include <pthread.h>
 #include <signal.h>
@@ -39,7 +39,7 @@ static uint64_t raw(void) {
   return value;
 }
 
-/* Return a small number, one near a power of two or a part of 2^63, or any number. */
+/* Small, or near a power of two, or near a part of 2^63, or anything. */
 static int64_t number(void) {
   unsigned kind = byte();
   if (kind < 96) return kind % 6;
@@ -53,7 +53,7 @@ static int64_t number(void) {
   return (int64_t)raw();
 }
 
-static void* kept[64]; /* memory of the current input */
+static void* kept[64]; /* memory of this input */
 static int n_kept;
 
 static void* fresh(size_t bytes) {
@@ -1092,11 +1092,11 @@ static void target_arrow(void) {
   dlx_arrow_fault fault;
   if (status == DLX_OK) {
     int64_t number_of = is_table ? 0 : DLX_ARROW_WHOLE;
-    status = dlx_arrow_look(data, number_of, &column, &fault);
+    status = dlx_arrow_describe(data, number_of, &column, &fault);
     HOLDS(lies ? status == DLX_OK || status == DLX_E_ARROW : status == DLX_OK);
-    if (is_table) HOLDS(dlx_arrow_look(data, byte() + 1, &column, &fault) == DLX_E_ARROW);
+    if (is_table) HOLDS(dlx_arrow_describe(data, byte() + 1, &column, &fault) == DLX_E_ARROW);
     if (!lies) {
-      HOLDS(dlx_arrow_look(data, number_of, &column, &fault) == DLX_OK);
+      HOLDS(dlx_arrow_describe(data, number_of, &column, &fault) == DLX_OK);
       HOLDS(column.is_numbers == (facts.item != 0) && column.shape[0] == facts.rows);
       if (column.is_numbers) {
         HOLDS(column.ndim == facts.n_lists + 1 && column.is_packed == facts.is_bits);
@@ -1147,7 +1147,7 @@ static void target_arrow_out(void) {
   HOLDS(dlx_arrow_move_array(data, &array, 0) == DLX_E_CONSUMED);
   dlx_arrow_column column;
   dlx_arrow_fault fault;
-  HOLDS(dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault) == DLX_OK);
+  HOLDS(dlx_arrow_describe(data, DLX_ARROW_WHOLE, &column, &fault) == DLX_OK);
   HOLDS(column.ndim == like.ndim && column.dtype.bits == like.dtype.bits);
   HOLDS(column.n_nulls == 0 && column.n_chunks == 1);
   for (int32_t i = 0; i < like.ndim; i++) HOLDS(column.shape[i] == like.shape[i]);

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from project import compiled
+from support.project import compiled
 
 import dlx
 from dlx._core import native
@@ -70,7 +70,7 @@ def test_signals_come_to_the_threads_of_the_program(np):
     assert came == [threading.main_thread()]
 
 
-@pytest.mark.unsanitized("a fault is told of by them, not by faulthandler")
+@pytest.mark.unsanitized("sanitizers report a fault, not faulthandler")
 def test_a_fault_while_copying_says_what_it_was(tmp_path):
     """Also in dlx's own thread, which copies a part of a file that was truncated."""
     program = """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 FORKED = """
     import os, signal, threading, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads is what this is about
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads, the subject here
     signal.alarm(60)
     held, done = threading.Event(), threading.Event()
 
@@ -78,6 +78,7 @@ def test_a_child_forked_inside_a_conversion_goes_on(python):
     view = dlx.convert([source, [source]], to="dlx", lazy=True)
     assert view[0].shape == (3,) and view[1][0] is view[0]
     from dlx._support.locks import lock_of
+
     lock = lock_of(view._scope)
     thread = threading.Thread(target=lambda: lock.acquire(timeout=5) and lock.release() or held.set())
     thread.start()

@@ -118,7 +118,7 @@ THEIRS = found()
 
 
 def refused(tmp_path, language, text, *options):
-    """Compile a text; return the compiler's messages, "" if there are none."""
+    """Compile a text; return the compiler's messages, or ""."""
     compiler, standard = COMPILERS[language]
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} here")

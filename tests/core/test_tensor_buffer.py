@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 
 import pytest
-from reference import FLOAT32, INT4, PADDED, READ_ONLY
+from support.arrays.reference import FLOAT32, INT4, PADDED, READ_ONLY
 
 import dlx
 from dlx import errors

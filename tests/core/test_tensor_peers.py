@@ -57,7 +57,7 @@ def test_torch_gets_a_copy_of_read_only(torch):
 
 
 def test_tvm_ffi_and_back():
-    """tvm_ffi shares the memory; it has no read-only flag, so the result has none."""
+    """tvm_ffi shares the memory; it has no read-only flag, so the result is writable."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     source = tensor()
     taken = tvm_ffi.from_dlpack(source)

@@ -8,7 +8,7 @@ import subprocess
 import textwrap
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
@@ -174,7 +174,7 @@ PRELUDE = """
     import dlx
     from dlx._core import native, cuda as driver
     from dlx._core.stream import Stream
-    from fake_cuda import FakeCuda
+    from support.cuda.fake_cuda import FakeCuda
     cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
     device = dlx.Device("cuda:0")
     class Owner:
@@ -189,7 +189,7 @@ PRELUDE = """
 
 def run(python, fake_driver, code, prelude=PRELUDE):
     """Run code in a new process with the recording driver; return its output lines."""
-    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     return python(textwrap.dedent(prelude) + textwrap.dedent(code), env=env).split("\n")
 
@@ -277,7 +277,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
     code = """
         import threading, time, warnings
         from dlx.errors import DeviceError
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads
         loading = threading.Thread(target=driver.require)
         loading.start()
         time.sleep(0.1)

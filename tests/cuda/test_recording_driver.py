@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver
@@ -417,7 +417,7 @@ def test_a_host_function_is_in_order(cuda, api):
     assert api.StreamSynchronize(c) == 0 and seen == [False] and not cuda.host_write(memory, N)
 
 
-@pytest.mark.gil("nobody holds it")
+@pytest.mark.gil("this Python has no GIL to hold")
 def test_who_waits_with_the_gil_for_what_needs_it(fake_driver, python):
     """Waiting with the GIL for a stream whose host function needs the GIL: detected after a timeout."""
     code = f"""

@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from arrays import fill, same
+from support.arrays.layouts import fill, same
 
 import dlx
 from dlx import errors
@@ -82,7 +82,7 @@ def comes_true(said):
     return said()
 
 
-# ---- into jax: what is shared ----------------------------------------------------------------------------------------
+# ---- sharing into jax ------------------------------------------------------------------------------------------------
 
 LAYOUTS = {  # name -> (array, whether jax supports it)
     "0-d": (lambda dtype: fill(np, dtype, ()), True),
@@ -361,7 +361,7 @@ def test_sub_byte_integers_are_copied_packed(dtype):
         dlx.convert(source, to="dlx", copy=False)
 
 
-# ---- what has no data ------------------------------------------------------------------------------------------------
+# ---- arrays without data ---------------------------------------------------------------------------------------------
 
 
 def deleted():
@@ -760,7 +760,7 @@ def test_defect_float4_is_given_and_not_taken():
         dlx.convert(given, to="jax", copy=False)
 
 
-# ---- x64 differs between threads and calls ------------- -------------------------------------------------------
+# ---- x64 differs between threads and calls ---------------------------------------------------------------------------
 
 
 def test_x64_is_read_in_every_thread(python):

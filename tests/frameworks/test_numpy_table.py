@@ -12,9 +12,9 @@ import sysconfig
 import weakref
 
 import pytest
-from arrays import DTYPES, LAYOUTS
-from project import ROOT
-from reference import READ_ONLY
+from support.arrays.layouts import DTYPES, LAYOUTS
+from support.arrays.reference import READ_ONLY
+from support.project import ROOT
 
 import dlx
 from dlx._core import native
@@ -36,7 +36,7 @@ def facts(np):
 @pytest.fixture
 def table(np):
     """Return the table, called by exchange.c."""
-    from project import compiled
+    from support.project import compiled
 
     held = ctypes.PyDLL(str(compiled("exchange")))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]
@@ -366,7 +366,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         return (*read[:place], read[place] + (1 if place == 0 else (1,)), *read[place + 1 :])
 
     assert exchange() is not None
-    monkeypatch.setattr(_dlx_numpy, "facts", spoilt)
+    monkeypatch.setattr(_dlx_numpy, "read_facts", spoilt)
     try:
         native.routes_clear()
         assert exchange() is None
@@ -378,7 +378,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         native.routes_clear()
 
 
-# ---- other machines ---------------------------------------------------------------------------------------------
+# ---- other machines --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.numpy("2.0")

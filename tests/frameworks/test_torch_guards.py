@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from agreement import agree, emptied
-from exchange import Exchange
-from project import compiled
+from support.arrays.agreement import agree, emptied
+from support.foreign.exchange import Exchange
+from support.project import compiled
 
 import dlx
 from dlx import errors
@@ -71,13 +71,13 @@ def test_they_are_used(torch, guards, adapter):
     assert answered == {"requires_grad", "is_neg", "is_conj", dlx.adapter.OWNER_BOUNDS}
 
 
-@pytest.mark.parametrize("wrong", ["handle", "answers"])
+@pytest.mark.parametrize("wrong", ["handle", "read_facts"])
 def test_a_wrong_answer_is_noticed(torch, guards, adapter, monkeypatch, wrong):
     """Guards that differ from torch in any point are not used."""
     real = getattr(guards, wrong)
     spoilt = {
         "handle": lambda tensor: real(tensor) + 16,
-        "answers": lambda tensor: (*real(tensor)[:1], not real(tensor)[1], *real(tensor)[2:]),
+        "read_facts": lambda tensor: (*real(tensor)[:1], not real(tensor)[1], *real(tensor)[2:]),
     }
     monkeypatch.setattr(guards, wrong, spoilt[wrong])
     assert adapter.fast_path.guard_function() is None

@@ -42,7 +42,7 @@ def tensor(dtype="float32", shape=(4,), strides=None, offset=0, flags=0, device=
     return native.tensor_new(address, shape, strides, dlx.DType(dtype), device, flags, block)
 
 
-# ---- what is shared --------------------------------------------------------------------------------------------------
+# ---- sharing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
@@ -103,7 +103,7 @@ def test_a_function_sees_the_values(np):
         tvm_ffi.remove_global_func("dlx.test.shape")
 
 
-# ---- what it cannot say ----------------------------------------------------------------------------------------------
+# ---- flags and dtypes that it loses ----------------------------------------------------------------------------------
 
 
 def test_read_only_memory_is_copied(np):
@@ -181,7 +181,7 @@ for gone in (moved, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)):
         try:
             dlx.convert(gone, to=target)
         except (errors.LayoutError, errors.FrameworkNotInstalledError) as error:
-            assert target == "numpy" or "holds no tensor" in error.reason
+            assert target == "numpy" or "it has no handle" in error.reason
             assert str(dlx.plan(gone, to=target).error) == str(error)
         else:
             raise AssertionError

@@ -6,7 +6,7 @@ import sys
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, INT8, READ_ONLY
+from support.arrays.reference import FLOAT32, INT4, INT8, READ_ONLY
 
 from dlx import errors
 from dlx._core import native
@@ -63,7 +63,7 @@ def unraisable(monkeypatch):
     return found
 
 
-# ---- states
+# ---- states ----------------------------------------------------------------------------------------------------------
 
 
 @generations
@@ -137,7 +137,7 @@ def test_what_is_no_capsule_is_refused(thing):
             read(thing)
 
 
-# ---- refusals
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 BOTH = [
     ("null data", {"null_data": True}, errors.LayoutError),
@@ -209,7 +209,7 @@ def test_what_is_odd_but_clear_is_claimed(counting, kwargs):
     assert counting.deleted == before + 1
 
 
-# ---- looking, and giving back
+# ---- looking, and giving back ----------------------------------------------------------------------------------------
 
 
 @generations
@@ -402,7 +402,7 @@ def test_restore_wants_a_capsule_and_a_tensor(arguments):
         native.capsule_restore(*arguments)
 
 
-# ---- capsules that dlx makes
+# ---- capsules that dlx makes -----------------------------------------------------------------------------------------
 
 
 def max_version(legacy):
@@ -491,7 +491,7 @@ def test_many_capsules_share_one_owner(legacy):
     assert gone() is None
 
 
-# ---- a pending exception
+# ---- a pending exception ---------------------------------------------------------------------------------------------
 
 
 @generations

@@ -926,7 +926,7 @@ def test_array_interfaces_that_are_no_dicts(interface):
         dlx.convert(Producer(), to="dlx")
 
 
-# ---- what is no array ------------------------------------------------------------------------------------------------
+# ---- other objects ---------------------------------------------------------------------------------------------------
 
 
 class OnlyArray:
@@ -967,7 +967,7 @@ def test_what_is_no_array(obj):
 def test_a_container_is_no_array(obj):
     """Functions of one array refuse a container, with a fix."""
     for call in (dlx.describe, dlx.from_dlpack, dlx.to_capsule):
-        with pytest.raises(errors.AdapterNotFoundError, match="one of its arrays"):
+        with pytest.raises(errors.AdapterNotFoundError, match="Pass one of its arrays"):
             call(obj)
 
 
@@ -993,7 +993,7 @@ def test_the_order_of_protocols(counting):
     assert dlx.convert(Both(4), to="dlx").shape == (2,)
 
 
-# ---- devices and dtypes without an export -------------------------------------------------
+# ---- devices and dtypes without an export ----------------------------------------------------------------------------
 
 PADDLE = """
 import dlx, numpy as np

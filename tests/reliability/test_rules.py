@@ -1,7 +1,7 @@
 """Random lifetimes by rules: capsules, results, views, buffers, deleters and threads, compared with a model of holders.
 
 After every step the live counter equals the model's, each memory has its value in all places, and an owner is gone
-exactly if nothing holds it. `make test-deep` draws 2,000 sequences of 40 steps.
+exactly if nothing holds it. `nox -s deep` draws 2,000 sequences of 40 steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from together import at_once
+from support.arrays.examples import EXAMPLES, examples
+from support.processes.concurrent import at_once
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import EXAMPLES, examples
 
 NBYTES = 24
 FLOAT32 = (2, 32, 1)
@@ -146,7 +146,7 @@ class Lifetimes(RuleBasedStateMachine):
         self.deleted, self.wanted_deletes = self.counting.deleted, 0
         self.seed = 0
 
-    # ---- the model --------------------------------------------------------------------------------------------------
+    # ---- the model ---------------------------------------------------------------------------------------------------
 
     def new_group(self, size, memory, parent=None):
         group = Group(size, memory, parent)
@@ -186,7 +186,7 @@ class Lifetimes(RuleBasedStateMachine):
             return self.new_thing(kind, obj, source.groups, **facts)
         return self.new_thing(kind, obj, [self.new_group(size, source.memory, source.groups[0])], **facts)
 
-    # ---- sources ----------------------------------------------------------------------------------------------------
+    # ---- sources -----------------------------------------------------------------------------------------------------
 
     def next_value(self):
         self.seed += 1
@@ -246,7 +246,7 @@ class Lifetimes(RuleBasedStateMachine):
         memory.is_foreign = True
         return self.new_thing("capsule", capsule, [self.new_group(0, memory)], legacy=legacy, readonly=readonly)
 
-    # ---- conversions ------------------------------------------------------------------------------------------------
+    # ---- conversions -------------------------------------------------------------------------------------------------
 
     @rule(target=things, source=things, to=targets, thread=threads, copy=st.sampled_from([None, None, False, True]))
     def convert(self, source, to, thread, copy):
@@ -343,7 +343,7 @@ class Lifetimes(RuleBasedStateMachine):
             return multiple()  # the array itself is watched; its views keep the memory, but not the array
         return self.new_thing(source.kind, part, source.groups, readonly=source.readonly)
 
-    # ---- capsules ---------------------------------------------------------------------------------------------------
+    # ---- capsules ----------------------------------------------------------------------------------------------------
 
     @rule(target=capsules, source=things, legacy=st.booleans(), copy=st.sampled_from([None, True]))
     def export(self, source, legacy, copy):
@@ -472,7 +472,7 @@ class Lifetimes(RuleBasedStateMachine):
         self.forget(struct)
         return self.new_thing("dlx", tensor, [made], readonly=readonly)
 
-    # ---- views ------------------------------------------------------------------------------------------------------
+    # ---- views -------------------------------------------------------------------------------------------------------
 
     @rule(target=views, sources=st.lists(things, min_size=1, max_size=3), to=targets)
     def view(self, sources, to):
@@ -516,7 +516,7 @@ class Lifetimes(RuleBasedStateMachine):
         kind = "buffer" if isinstance(result, memoryview) else view.to
         return self.new_thing(kind, result, [made], readonly=view.readonlies[at] and not copied)
 
-    # ---- using and dropping -----------------------------------------------------------------------------------------
+    # ---- using and dropping ------------------------------------------------------------------------------------------
 
     @rule(source=things)
     def write(self, source):
@@ -557,7 +557,7 @@ class Lifetimes(RuleBasedStateMachine):
         """Run the collector, which finds nothing that is held."""
         gc.collect()
 
-    # ---- invariants ----------------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------------
 
     def address(self, thing):
         if thing.kind == "numpy":

@@ -60,8 +60,8 @@ static void head_dealloc(PyObject* object) {
   Py_TYPE(object)->tp_free(object);
 }
 
-static int read_numbers(PyObject* given, int64_t* out, int32_t* n) {
-  PyObject* items = PySequence_Tuple(given);
+static int read_numbers(PyObject* sequence, int64_t* out, int32_t* n) {
+  PyObject* items = PySequence_Tuple(sequence);
   if (items == NULL) return -1;
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MAX_NDIM) {
@@ -380,19 +380,19 @@ static void* claim(PyObject* capsule, const char* name, const char* used) {
   return held;
 }
 
-static PyObject* consume(PyObject* module, PyObject* given) {
+static PyObject* consume(PyObject* module, PyObject* capsule) {
   const char *versioned = "dltensor_versioned", *legacy = "dltensor";
-  DLManagedTensorVersioned* m = claim(given, versioned, "used_dltensor_versioned");
+  DLManagedTensorVersioned* m = claim(capsule, versioned, "used_dltensor_versioned");
   if (m) {
     void* made = NULL;
-    if (take_managed(m, &made) < 0) PyCapsule_SetName(given, versioned);
+    if (take_managed(m, &made) < 0) PyCapsule_SetName(capsule, versioned);
     return made;
   }
-  DLManagedTensor* old = claim(given, legacy, "used_dltensor");
+  DLManagedTensor* old = claim(capsule, legacy, "used_dltensor");
   if (old) {
     ArrayObject* made = over(&old->dl_tensor);
     if (made == NULL) {
-      PyCapsule_SetName(given, legacy);
+      PyCapsule_SetName(capsule, legacy);
     } else {
       made->legacy = old;
     }
