@@ -247,7 +247,7 @@ every_file = pytest.mark.parametrize("file", dict.fromkeys(entry[0] for entry in
 
 
 def test_the_table_is_that_of_the_source():
-    """A new or changed message is written to the table by ``python tests/api/test_messages.py``, and then read."""
+    """``PYTHONPATH=tests python tests/api/test_messages.py`` writes new messages to the table, for review."""
     assert TABLE.read_text(encoding="utf-8") == table()
     assert len(ENTRIES) > 300
 

@@ -250,7 +250,7 @@ def test_a_memoryview_of_it_is_plain_bytes(tmp_path):
 def test_dtypes_without_a_letter(dtype):
     """A dtype without a buffer format raises a DTypeError that names it."""
     tensor = over((2,), None, dlx.DType(dtype))
-    with pytest.raises(errors.DTypeError, match=rf"no format for {dtype}\. Convert"):
+    with pytest.raises(errors.DTypeError, match=rf"{dtype}\. Convert"):
         memoryview(tensor)
     with pytest.raises(BufferError):
         ask(tensor, SIMPLE)
