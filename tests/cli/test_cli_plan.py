@@ -97,8 +97,8 @@ def test_wrong_options_are_one_line(file):
     assert "unknown device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
     assert "unknown target 'nothing'" in refused("plan", file, "--to", "nothing")
     for none in (",", ""):
-        assert "no target is named" in refused("plan", file, "--to", none)
-        assert "no target is named" in refused("dtypes", "--to", none)
+        assert "no target: pass names" in refused("plan", file, "--to", none)
+        assert "no target: pass names" in refused("dtypes", "--to", none)
     assert "unknown target 'none'" in refused("plan", file, "--to", "none")
     assert "unknown target 'none'" in refused("matrix", "--to", "none")
 
