@@ -1,4 +1,4 @@
-"""`make bench`: dlx, its peers and a floor in C, measured in one process.
+"""`nox -s bench`: dlx, its peers and a floor in C, measured in one process.
 
 Rounds of all cases are interleaved, so that a busy machine slows all of them. A ratio is minimum over minimum, with
 its spread: the middle half of the ratios of single rounds.

@@ -1,7 +1,7 @@
 """Arrays of a CUDA device between torch, cupy and dlx, one and a thousand, compared with the frameworks' functions.
 
-It runs on a GPU, or on the recording driver (`make bench-cuda`), whose calls have other costs. Times are this thread's
-work on the host: waiting for a device or a busy machine is not counted.
+It runs on a GPU, or on the recording driver (`nox -s bench-cuda`), whose calls have other costs. Times are this
+thread's work on the host: waiting for a device or a busy machine is not counted.
 """
 
 import time

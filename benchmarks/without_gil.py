@@ -3,8 +3,8 @@
     python benchmarks/without_gil.py ORDINARY FREE_THREADED
 
 Both are interpreters of the same version that import numpy and dlx, built with --enable-optimizations like packages of
-Python: `tests/support/free_threaded.sh FOLDER gil-optimized` and `nogil-optimized`. A figure is the minimum of many, in
-nanoseconds. Calls of CPython and numpy alone show their part of the difference.
+Python: `tests/support/environments/free_threaded.sh FOLDER gil-optimized` and `nogil-optimized`. A figure is
+the minimum of many, in nanoseconds. Calls of CPython and numpy alone show their part of the difference.
 """
 
 import subprocess

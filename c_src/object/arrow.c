@@ -40,7 +40,9 @@ static PyObject* raise_export_error(int status, const DLManagedTensorVersioned* 
   if (status == DLX_E_NDIM)
     return py_raise(status, "cannot export this dlx.Tensor to Arrow: it has 0 dimensions");
   if (status == DLX_E_COPY)
-    return py_raise(status, "cannot export this dlx.Tensor to Arrow: it is not row-major");
+    return py_raise(status,
+                    "cannot export this dlx.Tensor to Arrow: it is not row-major. "
+                    "Call dlx.convert(tensor, to='arrow').");
   return py_raise(status, NULL);
 }
 

@@ -44,7 +44,8 @@ static int check_request(PyObject* stream, PyObject* dl_device, DLDevice* device
                 (dlx_host_readable(device->device_type) || dlx_is_cuda(*device));
   if (!same && !to_host) {
     py_raise(DLX_E_DEVICE,
-             "cannot export this dlx.Tensor to device (%d, %d): it is on device (%d, %d)",
+             "cannot export this dlx.Tensor to device (%d, %d): it is on device (%d, %d). "
+             "Leave dl_device out.",
              wanted.device_type, wanted.device_id, device->device_type, device->device_id);
     return -1;
   }
@@ -99,7 +100,8 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
     copied = 1;
   } else if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU) {
     return py_raise(DLX_E_DEVICE,
-                    "cannot copy to device (%d, %d): __dlpack__ copies to host memory only",
+                    "cannot copy to device (%d, %d): __dlpack__ copies to host memory only. "
+                    "Leave dl_device out.",
                     device.device_type, device.device_id);
   }
   if (copied) {

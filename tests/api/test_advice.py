@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 
-import advice
 import pytest
-from project import ROOT
-from refused import CASES, modules
+from support.errors import advice
+from support.errors.refused import CASES, modules
+from support.project import ROOT
 
 import dlx
 from dlx import errors

@@ -5,8 +5,8 @@ import sys
 import textwrap
 
 import pytest
-import warm
-from project import SUPPORT
+from support.processes import warm
+from support.project import TESTS
 
 import dlx
 from dlx.errors import AdapterNotFoundError
@@ -93,8 +93,8 @@ def test_move_to_of_scikit_learn_by_dlx():
     code = f"""
 import runpy, sys, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, {str(SUPPORT)!r})
-runpy.run_path({str(SUPPORT / "sklearn_move_to.py")!r}, run_name="__main__")
+sys.path.insert(0, {str(TESTS)!r})
+runpy.run_module("support.environments.sklearn_move_to", run_name="__main__")
 """
     done = warm.run(code, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

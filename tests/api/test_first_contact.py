@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import itertools
 import re
 from pathlib import Path
 
-import advice
 import pytest
-from project import ROOT
+from support.errors import advice
+from support.project import ROOT
 
 from dlx import errors
 from dlx._core.native import _CLASSES

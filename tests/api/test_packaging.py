@@ -16,9 +16,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from builds import run
-from pages import PAGES
-from project import FREE_THREADED, ROOT
+from support.project import FREE_THREADED, ROOT, SUPPORT
+from support.repository.builds import run
+from support.repository.pages import PAGES
 
 import dlx
 
@@ -104,8 +104,8 @@ def test_one_wheel_per_python_version(wheel):
 
 
 def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
-    """tests/support/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
-    shutil.copy(ROOT / "tests" / "support" / "smoke.py", tmp_path)
+    """tests/support/repository/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
+    shutil.copy(SUPPORT / "repository" / "smoke.py", tmp_path)
     printed = run([str(installed), "smoke.py"], tmp_path, PATH=str(installed.parent))
     assert printed.startswith("dlx ")
     assert "works as installed" in printed
@@ -184,7 +184,7 @@ def test_every_extra_is_there():
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
     assert everything.extras == {"numpy", "torch", "jax", "tvm-ffi", "pyarrow"}
     (developers,) = [packaging.Requirement(each) for each in extras["dev"] if each.startswith("dlx")]
-    assert developers.extras == {"test", "lint", "docs"}
+    assert developers.extras == {"test", "lint", "docs", "dist"}
     for each in (everything, developers):
         assert each.extras <= {*extras}
 

@@ -7,12 +7,12 @@ import ctypes
 import mmap
 
 import pytest
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
 from dlx._api import shares_memory as module
 from dlx._core import native
-from examples import examples
 
 
 def test_across_frameworks(np, torch):

@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 import dlx.typing

@@ -3,7 +3,7 @@
  * kernels do nothing.
  *
  * Like the real runtime, it uses the device of the calling thread's current context, and sets a
- * context if the thread lacks one. Missing functions return 0 (see cuda_originals.py). */
+ * context if the thread lacks one. Missing functions return 0 (see build_originals.py). */
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
  * and writes outside it.
  *
  * clang's libFuzzer can run it. With -DALONE, any compiler builds a program that runs a corpus and
- * seeded mutations of it. tests/support/fuzz_core.py builds and runs both. */
+ * seeded mutations of it. tests/support/stress/fuzz_core.py builds and runs both. */
 
 #include <pthread.h>
 #include <signal.h>

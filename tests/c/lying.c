@@ -8,7 +8,7 @@
 
 #include "dlpack_abi.h"
 
-/* Behaviour of a slot; numbers as in lyingtables.py. */
+/* Behaviour of a slot; numbers as in lying_tables.py. */
 enum {
   RIGHT,
   UNWRITTEN,      /* returns 0 without writing */

@@ -11,8 +11,8 @@ import sys
 import zipfile
 
 import pytest
-from command import COMMANDS, dlx, here, refused, shown_on
-from files import npy, safetensors
+from support.files.writers import npy, safetensors
+from support.processes.command import COMMANDS, dlx, here, refused, shown_on
 
 from dlx._support.screen import Screen
 from dlx.cli.arguments import build_parser

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from command import COMMANDS, document, here
+from support.processes.command import COMMANDS, document, here
 
 from dlx.cli.arguments import SHELLS, build_parser
 

@@ -13,8 +13,8 @@ import textwrap
 import zipfile
 
 import pytest
-from command import dlx, document, here, refused, shown_on
-from files import gguf, npy, safetensors
+from support.files.writers import gguf, npy, safetensors
+from support.processes.command import dlx, document, here, refused, shown_on
 
 import dlx as library
 from dlx._files import atomic

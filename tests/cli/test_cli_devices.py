@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from command import document, here, refused
+from support.processes.command import document, here, refused
 
 from dlx.cli import probe
 

@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import COMMANDS, document, here
-from files import npy
+from support.files.writers import npy
+from support.processes.command import COMMANDS, document, here
 
 from dlx.cli import main
 
@@ -23,7 +23,7 @@ def test_examples_print_what_is_written(block, tmp_path, monkeypatch):
     """Each example runs in a folder with the files of the screens."""
     command, _, written = block.partition("\n")
     monkeypatch.chdir(tmp_path)
-    SCREENS["images"](Path("images.npy"))
+    SCREENS["write_images"](Path("images.npy"))
     Path("weights.npy").write_bytes(npy("<f4", (1000, 64), bytes(256_000)))
     assert here(*command.split()) == (0, written)
 
@@ -93,20 +93,20 @@ def text_of(svg):
 
 @pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
 def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
-    """Each screen has the text that the command prints now; `make screens` draws them again."""
+    """Each screen has the text that the command prints now; `nox -s screens` draws them again."""
     command = SCREENS["SCREENS"][name]
     targets = re.search(r"--to (\S+)", command)[1].split(",")
     for each in {*targets, *re.findall(r"--from (\w+)", command)} - {"dlx"}:
         pytest.importorskip(each)
     monkeypatch.chdir(tmp_path)
-    SCREENS["model"](Path("model.safetensors"))
-    SCREENS["images"](Path("images.npy"))
+    SCREENS["write_model"](Path("model.safetensors"))
+    SCREENS["write_images"](Path("images.npy"))
     written = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
-    assert text_of(SCREENS["drawn"](command)) == text_of(written), "run make screens"
+    assert text_of(SCREENS["draw_screen"](command)) == text_of(written), "run nox -s screens"
 
 
 def test_a_screen_is_drawn(tmp_path, monkeypatch):
     """The command draws a screen, 80 columns wide."""
-    text = SCREENS["drawn"]("plan float32[2] --to dlx")
+    text = SCREENS["draw_screen"]("plan float32[2] --to dlx")
     xml.etree.ElementTree.fromstring(text)
     assert "shared" in text and "@media (prefers-color-scheme: dark)" in text

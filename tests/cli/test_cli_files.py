@@ -11,12 +11,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command import dlx, document, refused
-from files import npy, safetensors
+from support.arrays.examples import examples
+from support.files.writers import npy, safetensors
+from support.processes.command import dlx, document, refused
 
 import dlx as package
 from dlx.cli import main
-from examples import examples
 
 GB100 = 100 << 30
 

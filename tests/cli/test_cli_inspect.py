@@ -7,8 +7,8 @@ import sys
 import textwrap
 
 import pytest
-from command import dlx, document, here, refused
-from files import npy, safetensors
+from support.files.writers import npy, safetensors
+from support.processes.command import dlx, document, here, refused
 
 import dlx as package
 from dlx._support.text import amount, one_line

@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 from first_adapter import SHELF
-from project import ROOT
+from support.project import ROOT
 
 from dlx.cli import main
 

@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import dlx, document, here, refused
-from files import npy, safetensors
+from support.files.writers import npy, safetensors
+from support.processes.command import dlx, document, here, refused
 
 import dlx as package
 from dlx._registry.modules import import_framework

@@ -8,10 +8,10 @@ import gc
 import types
 
 import pytest
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
-from examples import examples
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies

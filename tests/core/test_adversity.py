@@ -7,8 +7,8 @@ import threading
 import weakref
 
 import pytest
-from planted_adapter import MyLib, plugin
-from registries import use
+from support.plugins.mylib import MyLib, plugin
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors

@@ -12,7 +12,7 @@ import tomllib
 import calls as calls_of
 import pytest
 import structure
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 import dlx.testing
@@ -347,7 +347,7 @@ def test_tests_share_helpers_in_support_only():
         found = re.findall(r"^ *(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert not names & {*found}, path.name
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    assert settings["pythonpath"] == ["tests/support", "docs/tools"]
+    assert settings["pythonpath"] == ["tests", "docs/tools"]
 
 
 def test_no_machine_path_or_registry_host_in_the_project():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cffi
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 from dlx._core import headers

@@ -1,7 +1,7 @@
 """Every incompatibility bit, with a tensor that has it, and a similar one that does not."""
 
 import pytest
-from reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor
+from support.arrays.reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor
 
 from dlx._core import native
 from dlx._core.native import ffi, lib

@@ -8,12 +8,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import FLOAT4, FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY, dltensor, row_major
+from support.arrays.examples import examples, product, shapes
+from support.arrays.reference import FLOAT4, FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY, dltensor, row_major
 
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi, lib
-from examples import examples, product, shapes
 
 # itemsize -> dtype
 DTYPES = {1: INT8, 2: (2, 16, 1), 4: FLOAT32, 8: (2, 64, 1), 16: (5, 128, 1)}

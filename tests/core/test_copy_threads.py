@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from project import compiled
+from support.project import compiled
 
 import dlx
 from dlx._core import native

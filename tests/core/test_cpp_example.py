@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import warm
-from project import ROOT
+from support.processes import warm
+from support.project import ROOT
 
 EXAMPLE = ROOT / "examples" / "cpp_dot"
 USE = """

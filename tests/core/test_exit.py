@@ -1,7 +1,7 @@
 """The interpreter exits while dlx's memory is still in use: exit status 0, nothing on stderr."""
 
 import pytest
-from project import SUPPORT
+from support.project import TESTS
 
 # Each script starts with a class whose objects own memory, and a tensor over such an object.
 PREAMBLE = """
@@ -59,8 +59,8 @@ def test_exit_with_results_alive(request, python, peer, holder):
 
 
 FOREIGN = """
-sys.path.insert(0, {support!r})
-from counting import Counting
+sys.path.insert(0, {tests!r})
+from support.foreign.counting import Counting
 counting = Counting({path!r})
 def consumed(tensor):
     return counting.consume(tensor.__dlpack__(max_version=(1, 0)))
@@ -70,7 +70,7 @@ def consumed(tensor):
 @pytest.fixture
 def foreign_python(python, counting):
     """Run code with the preamble's tensors and counting.c; `first` runs before dlx is imported."""
-    preamble = PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path)
+    preamble = PREAMBLE + FOREIGN.format(tests=str(TESTS), path=counting.path)
     return lambda code, first="": python(first + preamble + code)
 
 

@@ -10,7 +10,7 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from distributions import Site, adapter
+from support.plugins.distributions import Site, adapter
 
 import dlx
 from dlx._support.reflect import MAX_MESSAGE, TypeCache, exception_text, is_key, safe_repr, type_name

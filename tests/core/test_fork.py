@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 FORKED = """
     import os, signal, threading, warnings

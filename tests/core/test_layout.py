@@ -5,7 +5,8 @@ from math import prod
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import (
+from support.arrays.examples import examples, product, shapes
+from support.arrays.reference import (
     ADDRESS,
     FLOAT32,
     INT4,
@@ -22,7 +23,6 @@ from reference import (
 )
 
 from dlx._core.native import ffi, lib
-from examples import examples, product, shapes
 
 KINDS = [INT8, FLOAT32, (5, 128, 1), INT4, (17, 4, 2), (15, 6, 1), (1, 1, 3), (2, 32, 3)]
 DTYPES = st.sampled_from(KINDS)

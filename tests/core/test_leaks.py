@@ -17,7 +17,7 @@ import dlx
 from dlx import errors
 from dlx._core import native
 
-ROUNDS = int(os.environ.get("DLX_ROUNDS", "300"))  # per thread; `make test-deep` sets more
+ROUNDS = int(os.environ.get("DLX_ROUNDS", "300"))  # per thread; `nox -s deep` sets more
 
 # ---- 20 000 conversions ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from reference import FLOAT32, INT4, INT8, IS_COPIED, READ_ONLY, row_major
+from support.arrays.reference import FLOAT32, INT4, INT8, IS_COPIED, READ_ONLY, row_major
 
 from dlx import errors
 from dlx._core import native

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from reference import ADDRESS, FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor, row_major
+from support.arrays.reference import ADDRESS, FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor, row_major
 
 from dlx._core import native
 from dlx._core.native import ffi, lib

@@ -8,7 +8,7 @@ import pickle
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY
+from support.arrays.reference import FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY
 
 import dlx
 from dlx import errors

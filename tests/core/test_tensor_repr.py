@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, row_major
+from support.arrays.reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, row_major
 
 import dlx
 from dlx._core import native

@@ -5,7 +5,7 @@ import gc
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, IS_COPIED, READ_ONLY, dltensor, row_major
+from support.arrays.reference import FLOAT32, INT4, IS_COPIED, READ_ONLY, dltensor, row_major
 
 import dlx
 from dlx import errors

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 import pytest
-from project import ROOT, SUPPORT
+from support.project import ROOT, program
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -21,7 +20,7 @@ PLANTED = {
 
 def lint(*files):
     """Run the check; return its exit status and output."""
-    command = [sys.executable, str(SUPPORT / "lint_c.py"), *map(str, files)]
+    command = program("repository.lint_c", *files)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -30,7 +29,7 @@ def lint(*files):
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
     """A warning in a file is found with the flags of its folder."""
-    import lint_c
+    from support.repository import lint_c
 
     monkeypatch.setattr(lint_c, "ROOT", tmp_path)
     path = tmp_path / folder / "planted.c"
@@ -43,13 +42,13 @@ def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
 
 def test_every_c_file_is_looked_at():
     """The extensions' files, the tests' files, and cffi's generated file."""
-    import lint_c
+    from support.repository import lint_c
 
     found = {str(path.relative_to(ROOT)) for path in lint_c.files()}
     assert {"c_src/convert/identity.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
             "tests/c/lying.c"} <= found  # fmt: skip
     assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("adapters/*.c")} <= {*lint_c.files()}
-    assert "lint_c.py" in (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    assert "repository.lint_c" in (ROOT / "noxfile.py").read_text().partition("\ndef lint(")[2].partition("\n\n\n")[0]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import functools
 import re
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 # Old word -> the word of numpy, torch or tvm-ffi. Add a word when it is gone from the project.
 OLD = {

@@ -8,7 +8,7 @@ import subprocess
 import textwrap
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
@@ -174,7 +174,7 @@ PRELUDE = """
     import dlx
     from dlx._core import native, cuda as driver
     from dlx._core.stream import Stream
-    from fake_cuda import FakeCuda
+    from support.cuda.fake_cuda import FakeCuda
     cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
     device = dlx.Device("cuda:0")
     class Owner:
@@ -189,7 +189,7 @@ PRELUDE = """
 
 def run(python, fake_driver, code, prelude=PRELUDE):
     """Run code in a new process with the recording driver; return its output lines."""
-    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     return python(textwrap.dedent(prelude) + textwrap.dedent(code), env=env).split("\n")
 

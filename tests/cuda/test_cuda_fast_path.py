@@ -6,9 +6,9 @@ import gc
 import itertools
 import weakref
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, MANAGED, PER_THREAD
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, MANAGED, PER_THREAD
 
 import dlx
 from dlx._core import cuda as native_cuda

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver
@@ -25,18 +24,6 @@ SHAPES = {
     "lazy": lambda made: [made(), made()],
 }
 PAIRS = list(itertools.product(STREAMS, STREAMS))
-
-
-@pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """The producer."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """The consumer."""
-    return gpulib.install(monkeypatch, "libb", cuda)
 
 
 def flat(tree):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gpulib
 import pytest
-from fake_cuda import DEVICE, MANAGED, PINNED
+from support.cuda import gpulib
+from support.cuda.fake_cuda import DEVICE, MANAGED, PINNED
 
 import dlx
 from dlx._core import cuda as driver

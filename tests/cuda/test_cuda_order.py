@@ -6,7 +6,7 @@ import ctypes
 import threading
 
 import pytest
-from fake_cuda import GLOBAL, LEGACY, MANAGED, PER_THREAD, RELAXED, THREAD_LOCAL
+from support.cuda.fake_cuda import GLOBAL, LEGACY, MANAGED, PER_THREAD, RELAXED, THREAD_LOCAL
 
 import dlx
 from dlx._core import cuda as driver

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import threading
 
-import gpulib
 import pytest
-from fake_cuda import THREAD_LOCAL
+from support.cuda import gpulib
+from support.cuda.fake_cuda import THREAD_LOCAL
 
 import dlx
 from dlx._core import cuda as driver
@@ -188,7 +188,7 @@ def raw(cuda):
 
 def allocated(exchange):
     """Allocate by the exchange table."""
-    from reference import dltensor
+    from support.arrays.reference import dltensor
 
     made = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 1)))
     native.lib.dlx_managed_release(native.ffi.cast("DLManagedTensorVersioned *", made.out))

@@ -10,10 +10,10 @@ import contextlib
 import gc
 import random
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
-from gpulib import N
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
+from support.cuda.gpulib import N
 
 import dlx
 from dlx._core import cuda as driver

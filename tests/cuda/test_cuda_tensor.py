@@ -6,7 +6,7 @@ import gc
 import threading
 
 import pytest
-from fake_cuda import LEGACY, PER_THREAD, PINNED
+from support.cuda.fake_cuda import LEGACY, PER_THREAD, PINNED
 
 import dlx
 from dlx._core import cuda as driver
@@ -323,7 +323,7 @@ def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):
 
 def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):
     """Memory of the table's allocator is usable on dlx's stream immediately, and freed by its deleter."""
-    from reference import dltensor
+    from support.arrays.reference import dltensor
 
     call = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 1)))
     assert call.rc == 0
@@ -338,7 +338,7 @@ def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):
 @pytest.mark.parametrize("name", ["cuMemAllocFromPoolAsync", "cuStreamCreate"])
 def test_the_allocator_reports_the_driver(cuda, exchange, name):
     """The error names the failed driver call."""
-    from reference import dltensor
+    from support.arrays.reference import dltensor
 
     cuda.fail(name, 2)
     call = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 0)))

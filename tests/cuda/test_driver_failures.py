@@ -1,16 +1,15 @@
 """Every driver call fails once: dlx raises an error that names it, or returns a right result; nothing leaks or races.
 
-`make test-allocations` runs all cases, other targets a few of each group.
+`nox -s allocations` runs all cases, other targets a few of each group.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
-from project import SUPPORT, compiled
+from support.project import compiled, program
 
 pytest.importorskip("numpy")
 
@@ -30,7 +29,7 @@ SHORT = {
 def ran(wanted, timeout=250):
     """Run the program for a group, or a part of it; show its output after a timeout."""
     driver = compiled("fake_cuda_ipc" if wanted.startswith(("sharing", "attaching")) else "fake_cuda")
-    command = [sys.executable, "-W", "error", str(SUPPORT / "driver_failures.py"), wanted]
+    command = program("cuda.driver_failures", wanted, options=("-W", "error"))
     environment = os.environ | {"DLX_CUDA_DRIVER": str(driver)}
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)

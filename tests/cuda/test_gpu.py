@@ -10,9 +10,9 @@ import os
 import resource
 import threading
 
-import pages
 import pytest
-from realgpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
+from support.cuda.real_gpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
+from support.repository import pages
 
 import dlx
 from dlx._core import cuda as driver

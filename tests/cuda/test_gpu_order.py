@@ -9,7 +9,7 @@ import contextlib
 import gc
 
 import pytest
-from realgpu import SLOW, N, cupy, gpu, jax, late_ones, quiet, torch, warm_stream  # noqa: F401
+from support.cuda.real_gpu import SLOW, N, cupy, gpu, jax, late_ones, quiet, torch, warm_stream  # noqa: F401
 
 import dlx
 from dlx._core import cuda as driver

@@ -11,9 +11,9 @@ import sys
 import textwrap
 import threading
 
-import originals
 import pytest
-from originals import handle_of, pending
+from support.cuda import originals
+from support.cuda.originals import handle_of, pending
 
 import dlx
 from dlx.errors import DeviceError, StreamError

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import browser
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 HEAD = '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
 OUTPUT = f"<div class=language-text><pre><code style='display: block; overflow: auto'>{'x ' * 400}</code></pre></div>"

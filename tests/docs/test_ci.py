@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 SCRIPT = ROOT / ".ci" / "tests"
 TESTS = """
@@ -33,14 +33,15 @@ def ci(tmp_path):
     make = tmp_path / "bin" / "make"
 
     def run(tests, options="-p no:xdist", quiet="", **others):
-        expected = '[ "$1" = a-target ] && [ "$3" = "NAME=a value" ] || exit 1'
-        make.write_text(f'#!/bin/sh\n{expected}\nexport "$2"\nexec "{sys.executable}" -m pytest -ra {options} $ARGS\n')
+        expected = '[ "$1" = a-target ] && [ "$2" = "NAME=a value" ] || exit 1'
+        make.write_text(f'#!/bin/sh\n{expected}\nexec "{sys.executable}" -m pytest -ra {options} $ARGS\n')
         make.chmod(0o755)
         for name, text in {"test_it": tests, **others}.items():
             (tmp_path / f"{name}.py").write_text(text)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         env = clean | {"PATH": f"{make.parent}:{os.environ['PATH']}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        command = [tmp_path / ".ci" / "tests", "a-target", quiet, "NAME=a value"]
+        env |= {"ARGS": quiet}
+        command = [tmp_path / ".ci" / "tests", "make", "a-target", "NAME=a value"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         return done.returncode, done.stdout.splitlines()
 

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from pages import blocks
-from project import ROOT
+from support.project import ROOT
+from support.repository.pages import blocks
 
 HOME, TROUBLES, GRADES = (
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("index.md", "troubleshooting.md", "conformance.md")

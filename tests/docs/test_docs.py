@@ -15,8 +15,9 @@ import textwrap
 
 import pytest
 import structure
-import warm
-from pages import (
+from support.processes import warm
+from support.project import SUPPORT
+from support.repository.pages import (
     PAGES,
     ROOT,
     anchors,
@@ -31,7 +32,6 @@ from pages import (
     prose,
     runnable,
 )
-from project import SUPPORT
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # Blocks that other tests run because they need more than an empty folder: the page's languages, and the test.
@@ -244,12 +244,31 @@ def bold_by_mistake(text):
     return re.findall(r"(?<![\w(])__\w+__(?!\w)|\d\*\*\d+", text)
 
 
+TARGETS = {*re.findall(r"^# make (\w+) ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)}
+SESSIONS = {
+    name or function
+    for name, function in re.findall(
+        r'^@nox\.session(?:\(name="([\w-]+)"\))?\ndef (\w+)',
+        (ROOT / "noxfile.py").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+}
+
+
 def test_contributing_lists_the_targets_of_make():
-    """Each documented make target has a row, and each row is a target."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()} - {"clean"}
-    rows = re.findall(r"^\| (`make.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
+    """`make help` describes every target for users; CONTRIBUTING names these targets and every session of nox."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| `make .*\n", text, re.MULTILINE))
+    assert {*re.findall(r"`make (\w+)`", rows)} == TARGETS
+    table = text.partition("| sessions |")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`([\w-]+)`", table)} == SESSIONS - TARGETS
+
+
+def test_sessions_of_nox_exist():
+    """Pages name sessions of noxfile.py."""
+    for page, text in READS.items():
+        for name in re.findall(r"\b(?:nox -s |make nox-)([\w-]+)", text):
+            assert name in SESSIONS, f"{name_of(page)}: {name}"
 
 
 def test_contributing_maps_the_packages_as_their_docstrings_do():
@@ -258,14 +277,13 @@ def test_contributing_maps_the_packages_as_their_docstrings_do():
 
 
 def test_shell_blocks_name_what_is_there():
-    """The targets of make, modules and files in shell blocks exist; the blocks are not run."""
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
     seen = 0
     for page, text in READS.items():
         for line in "".join(code for kind, code, _ in blocks(text) if kind == "sh").splitlines():
             command = line.partition("  #")[0]
             for name in re.findall(r"\bmake ([\w-]+)", command):
-                assert name in targets, f"{name_of(page)}: {line}"
+                assert name in TARGETS, f"{name_of(page)}: {line}"
             for module in re.findall(r"python -m ([\w.]+)", command):
                 assert importlib.util.find_spec(module), f"{name_of(page)}: {line}"
             for file in re.findall(r"python (\w+\.py)", command):

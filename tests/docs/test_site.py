@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, blocks, navigation
+from support.repository.pages import PAGES, ROOT, blocks, navigation
 
 pytestmark = pytest.mark.slow  # these tests build the site
 

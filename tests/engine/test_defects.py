@@ -8,7 +8,7 @@ import sys
 import warnings
 
 import pytest
-import warm
+from support.processes import warm
 
 import dlx
 from dlx import errors

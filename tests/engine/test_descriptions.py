@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import arrays
 import pytest
+from support.arrays import layouts
 
 import dlx
 from dlx._engine.fast_path import export_and_describe
@@ -18,15 +18,15 @@ DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", "complex64", 
 
 def of_numpy(np, torch):
     """Arrays of numpy by name."""
-    layouts = {name: make(np, "float32") for name, make in arrays.LAYOUTS.items()}
-    dtypes = {name: np.zeros((2, 3), name) for name in arrays.DTYPES}
+    shapes = {name: make(np, "float32") for name, make in layouts.LAYOUTS.items()}
+    dtypes = {name: np.zeros((2, 3), name) for name in layouts.DTYPES}
     empty = {str(shape): np.zeros(shape, "f4") for shape in ((0,), (2, 0, 3), (0, 4))}
     (readonly := np.ones(3, "f4")).flags.writeable = False
     view = np.ones((4, 4), "f4")[1:]
     others = {"reversed": np.arange(6)[::-1], "read-only": readonly, "view": view, "swapped": np.ones(3, ">f4")}
     odd = np.zeros(12, "u1")[1:9].view("f4")
     more = {"odd": odd, "bytes": np.zeros(6, "u1"), "recarray": np.ones(2).view(np.recarray)}
-    return layouts | dtypes | empty | others | more
+    return shapes | dtypes | empty | others | more
 
 
 def of_torch(np, torch):
@@ -62,7 +62,7 @@ KEPT = ("0-d", "1-d", "3-d", "transposed", "sliced", "broadcast", "float16", "in
 def of_pyarrow(np, torch):
     """Arrays of pyarrow by name."""
     pa = pytest.importorskip("pyarrow")
-    plain = {name: pa.array(np.zeros(5, name)) for name in arrays.DTYPES if not name.startswith("complex")}
+    plain = {name: pa.array(np.zeros(5, name)) for name in layouts.DTYPES if not name.startswith("complex")}
     chunked = pa.chunked_array([pa.array([1, 2]), pa.array([3])])
     more = {"slice": pa.array([1, 2, 3, 4])[1:3], "empty": pa.array([], pa.float32()), "nulls": pa.array([1, None])}
     tensor = pa.Tensor.from_numpy(np.ones((2, 3)))

@@ -7,9 +7,9 @@ import types
 from types import MappingProxyType
 
 import pytest
-from agreement import agree
-from reference import PADDED, offsets
-from registries import use
+from support.arrays.agreement import agree
+from support.arrays.reference import PADDED, offsets
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors

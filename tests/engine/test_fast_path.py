@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from agreement import address, agree, emptied, outcome, slow
-from called import called
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import address, agree, emptied, outcome, slow
+from support.arrays.examples import examples, product, shapes
+from support.processes.calls import called
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import examples, product, shapes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning"),

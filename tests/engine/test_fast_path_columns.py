@@ -2,9 +2,9 @@
 
 import gc
 
-import madearrow as made
 import pytest
-from agreement import facts, slow
+from support.arrays.agreement import facts, slow
+from support.foreign import arrow as made
 
 import dlx
 from dlx import errors
@@ -168,8 +168,8 @@ def test_nothing_is_copied_beside_what_is_refused(python):
     python(
         """
         import sys
-        sys.path[:0] = ["tests/support"]
-        import madearrow as made
+        sys.path[:0] = ["tests"]
+        from support.foreign import arrow as made
         import dlx
         for _ in range(2):
             kinds = made.schema("b", name="b"), made.schema("u", name="t")

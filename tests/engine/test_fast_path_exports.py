@@ -6,13 +6,13 @@ import array
 import mmap
 
 import pytest
-from agreement import agree, bits, outcome, slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import agree, bits, outcome, slow
+from support.arrays.examples import examples
 
 import dlx
 from dlx._core import native
-from examples import examples
 
 TARGETS = ("numpy", "torch", "dlx", "jax", "tvm_ffi", "pyarrow")
 FORMATS = ("b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "f", "d", "?", "c", "n", "N")

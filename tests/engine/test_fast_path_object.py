@@ -13,9 +13,9 @@ import sys
 import weakref
 
 import pytest
-import storage_actions
-import warm
-from called import called
+from support.processes import warm
+from support.processes.calls import called
+from support.stress import storage_actions
 
 import dlx
 from dlx._core import native
@@ -427,7 +427,7 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
 def test_ten_threads_and_routes_that_are_cleared(np, torch, python):
     """Ten threads convert shared and private arrays while routes are cleared; nothing leaks.
 
-    `make test-deep` sets DLX_ROUNDS, how often.
+    `nox -s deep` sets DLX_ROUNDS, how often.
     """
     out = python(
         """

@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from agreement import agree
+from support.arrays.agreement import agree
 
 import dlx
 from dlx._core import native

@@ -1,7 +1,5 @@
 """The fast path of generic producers: called once, by the same calls, with the same results as on the Python path."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
-
 from __future__ import annotations
 
 import abc
@@ -12,8 +10,7 @@ import threading
 import weakref
 
 import pytest
-from agreement import agree, outcome, slow
-from hostile import hostile, library, mylib
+from support.arrays.agreement import agree, outcome, slow
 
 import dlx
 from dlx import errors
@@ -114,7 +111,6 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_answers_that_are_no_capsules(np, answer, in_list):
     """What a producer raised or gave instead of a capsule is judged by the Python path, without a second call."""
-    import datetime
 
     class Odd(Producer):
         def __dlpack__(self, **options):

@@ -1,7 +1,5 @@
 """Foreign exchange tables in the fast path: hostile tables do no harm, and changes of a type are noticed."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
-
 from __future__ import annotations
 
 import contextlib
@@ -11,15 +9,14 @@ import types
 from dataclasses import replace
 
 import pytest
-from called import called
-from hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
-from project import compiled
+from support.foreign.hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, tensor
+from support.processes.calls import called
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, FastPath, Guard, Layout
+from dlx.adapter import Adapter, Capabilities, Guard, Layout
 
 
 def guarded(mylib, *guards):

@@ -17,15 +17,15 @@ import uuid
 import weakref
 
 import pytest
-from agreement import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import slow
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._engine import fast_path
-from examples import examples
 
 in_c = native.FastPathFunction(lambda *args, **options: NotImplemented, fast_path.learn, fast_path.consumer_failed)
 

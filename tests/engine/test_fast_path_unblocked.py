@@ -1,7 +1,7 @@
 """Arrays whose export is blocked until their framework has copied them: both paths make the same copy."""
 
 import pytest
-from agreement import agree, outcome, slow
+from support.arrays.agreement import agree, outcome, slow
 
 import dlx
 from dlx import errors

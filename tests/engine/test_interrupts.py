@@ -1,7 +1,5 @@
 """Interrupts, exits and the lack of memory go on, wherever an Exception would be forgotten for a slower way."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
-
 from __future__ import annotations
 
 import dis
@@ -10,11 +8,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hostile import Owner, hostile, library, mylib, tensor
+from support.foreign.hostile import Owner, tensor
 
 import dlx
 from dlx._core import native, stream
-from dlx._registry import generic as strangers
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx.adapter import Adapter, Guard, StreamSupport

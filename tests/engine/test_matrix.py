@@ -49,7 +49,7 @@ def test_every_cell_is_as_the_page_says(measured):
         for at, outcome in cells.items()
         if comparable(*at) and outcome != "?" and outcome != wanted.get(at)
     }
-    assert not changed, "run `make matrix` and look at the difference"
+    assert not changed, "run `nox -s matrix` and look at the difference"
     assert cells
 
 

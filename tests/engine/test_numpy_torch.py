@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from arrays import DTYPES, LAYOUTS, address, fill, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.arrays.layouts import DTYPES, LAYOUTS, address, fill, same
 
 import dlx
 from dlx._registry.registry import registry
-from examples import examples
 
 EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (1, 0, 1)]
 

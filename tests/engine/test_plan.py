@@ -13,8 +13,8 @@ import types
 import weakref
 
 import pytest
-from planted_adapter import Array, MyLib, plugin
-from registries import use
+from support.plugins.mylib import Array, MyLib, plugin
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors

@@ -3,14 +3,14 @@
 import importlib
 import importlib.util
 
-from file_samples import arrow_table, numpy_array, torch_tensor
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.files.samples import arrow_table, numpy_array, torch_tensor
 
 import dlx
 from dlx.cli.targets import installed_targets
 from dlx.errors import DlxError
-from examples import examples
 
 
 class Slice:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gpulib
 import pytest
+from support.cuda import gpulib
 
 import dlx
 from dlx import errors

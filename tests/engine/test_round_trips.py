@@ -1,6 +1,6 @@
 """Bit-exact round trips: any dtype, shape, strides, offset and flag, out of any framework and into any other.
 
-The bits of every element are known from the start, so nothing here trusts a framework to compare. `make test-deep`
+The bits of every element are known from the start, so nothing here trusts a framework to compare. `nox -s deep`
 draws 100 000 examples.
 """
 
@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from matrix.measure import list_installed, read_elements
-from reference import PADDED, READ_ONLY, extent, row_major
+from support.arrays.examples import EXAMPLES
+from support.arrays.reference import PADDED, READ_ONLY, extent, row_major
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi
 from dlx._registry.registry import registry
-from examples import EXAMPLES
 
 ROOM = 1 << 12
 NAMES = (

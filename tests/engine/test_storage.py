@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-import warm
-from storage_actions import ACTIONS, FORKS, PRELUDE
+from support.processes import warm
+from support.stress.storage_actions import ACTIONS, FORKS, PRELUDE
 
 import dlx
 from dlx import errors

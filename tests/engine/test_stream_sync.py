@@ -7,11 +7,11 @@ import os
 import threading
 import weakref
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, MANAGED, PER_THREAD
-from gpulib import N
-from project import ROOT
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, MANAGED, PER_THREAD
+from support.cuda.gpulib import N
+from support.project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
@@ -26,18 +26,6 @@ from dlx.adapter import Capabilities, StreamSupport
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """A framework with current streams."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """Another one."""
-    return gpulib.install(monkeypatch, "libb", cuda)
 
 
 @pytest.fixture
@@ -434,7 +422,7 @@ def test_after_a_fork(python, fake_driver):
         import gc, os
         import dlx
         from dlx._core import native
-        from fake_cuda import FakeCuda
+        from support.cuda.fake_cuda import FakeCuda
 
         cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
         tensor = dlx.empty(64, "uint8", device="cuda")
@@ -451,7 +439,7 @@ def test_after_a_fork(python, fake_driver):
         assert os.waitpid(pid, 0)[1] == 0
         print(dlx.convert(tensor, to="dlx", device="cpu").device)
     """
-    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     lines = python(code, env=env).splitlines()
     assert len(lines) == 3 and lines[2] == "cpu" and all("spawn" in line for line in lines[:2])

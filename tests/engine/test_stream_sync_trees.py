@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver
@@ -14,19 +14,6 @@ from dlx._core import native
 from dlx._core.native import ffi
 from dlx._core.stream import Stream
 from dlx.errors import DeviceError, StreamError
-
-
-@pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """A framework with current streams."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """Another one."""
-    return gpulib.install(monkeypatch, "libb", cuda)
-
 
 SHAPES = {
     "one": lambda made: [made()],

@@ -7,8 +7,8 @@ import struct
 import zipfile
 
 import pytest
-from arrays import DTYPES, address, fill, same
-from files import gguf, npy, safetensors, said, shards
+from support.arrays.layouts import DTYPES, address, fill, same
+from support.files.writers import gguf, npy, safetensors, said, shards
 
 import dlx
 from dlx.errors import CopyRequiredError, DTypeError, FileError
@@ -384,7 +384,7 @@ def test_fortran_order_and_unaligned_data(tmp_path, np, torch):
 
 def test_the_command_inspects_the_same_kinds(tmp_path, np):
     """`dlx inspect` lists the arrays that `dlx.open` returns."""
-    from command import document
+    from support.processes.command import document
 
     shards(tmp_path, {"a": ("F32", (2, 3)), "b": ("BF16", (4,))})
     (tmp_path / "x.gguf").write_bytes(gguf({"w": (0, (3, 2), bytes(24)), "q": (2, (32, 2), bytes(36))}))

@@ -5,7 +5,7 @@ import io
 import pickle
 
 import pytest
-from files import gguf, safetensors
+from support.files.writers import gguf, safetensors
 
 import dlx
 

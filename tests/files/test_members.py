@@ -12,17 +12,17 @@ import sys
 import zipfile
 
 import pytest
-from arrays import same
-from command import document, refused
-from files import gguf, npy, safetensors, said, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.arrays.layouts import same
+from support.files.writers import gguf, npy, safetensors, said, shards
+from support.processes.command import document, refused
 
 import dlx
 from dlx._files.hdf5 import read_hdf5
 from dlx._files.header import File, reader_error
 from dlx.errors import DlxError, DTypeError, FileError
-from examples import examples
 
 
 def fates(path, inspected=True, to="numpy"):

@@ -14,9 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from files import gguf, npy, safetensors, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.files.writers import gguf, npy, safetensors, shards
 
 import dlx
 from dlx._core import native
@@ -27,7 +28,6 @@ from dlx.errors import (
     FrameworkNotInstalledError,
     ReadOnlyError,
 )
-from examples import examples
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ import json
 import warnings
 
 import pytest
-from arrays import address
-from file_samples import WRITERS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.arrays.layouts import address
+from support.files.samples import WRITERS
 
 import dlx
 from dlx.cli import main
 from dlx.cli.targets import installed_targets
 from dlx.errors import DlxError, path_text
-from examples import examples
 
 COPY = {None: "auto", False: "never", True: "always"}
 NUMBERS = itertools.count()

@@ -12,8 +12,8 @@ import tarfile
 import zipfile
 
 import pytest
-from command import document, refused
-from files import gguf, npy, safetensors, shards
+from support.files.writers import gguf, npy, safetensors, shards
+from support.processes.command import document, refused
 
 import dlx
 from dlx._files.signatures import _FOLDERS, _OTHERS, _ZIPS

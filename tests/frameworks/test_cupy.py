@@ -1,4 +1,4 @@
-"""The cupy adapter on the recording driver: with the published cupy in `make test-cuda`, else with a stand-in.
+"""The cupy adapter on the recording driver: with the published cupy in `nox -s cuda`, else with a stand-in.
 
 A test marked `stand_in` runs only with the stand-in, for the stated reason. Tests marked `gpu` are elsewhere.
 """
@@ -11,11 +11,9 @@ import sys
 import warnings
 import weakref
 
-import fakecupy
-import gpulib
-import originals
 import pytest
-from renamed import adapter_module
+from support.cuda import fake_cupy, gpulib, originals
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core.stream import Stream
@@ -36,7 +34,7 @@ def cupy(request, monkeypatch, cuda, np):
 
     if originals.FOLDER:
         return originals.Cupy(cuda, request)
-    module = fakecupy.module(cuda)
+    module = fake_cupy.module(cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
     plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(adapter_module("cupy", "cupy").CupyAdapter(),))
     monkeypatch.setitem(registry._loader.plugins, "cupy", plugin)

@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from arrays import fill, same
+from support.arrays.layouts import fill, same
 
 import dlx
 from dlx import errors

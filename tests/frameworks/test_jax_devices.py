@@ -11,9 +11,9 @@ import gc
 import sys
 import types
 
-import gpulib
 import pytest
-from renamed import adapter_module
+from support.cuda import gpulib
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core import native

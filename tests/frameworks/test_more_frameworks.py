@@ -1,6 +1,6 @@
 """tensorflow, paddle, mlx, warp, onnxruntime and modules with from_dlpack: values, sharing, read-only, refusals.
 
-`make test-frameworks` runs this file in an environment for each of them; `make test` skips missing frameworks.
+`nox -s frameworks` runs this file in an environment for each of them; `make test` skips missing frameworks.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import sysconfig
 import weakref
 
 import pytest
-from arrays import DTYPES, LAYOUTS
-from project import ROOT
-from reference import READ_ONLY
+from support.arrays.layouts import DTYPES, LAYOUTS
+from support.arrays.reference import READ_ONLY
+from support.project import ROOT
 
 import dlx
 from dlx._core import native
@@ -36,7 +36,7 @@ def facts(np):
 @pytest.fixture
 def table(np):
     """Return the table, called by exchange.c."""
-    from project import compiled
+    from support.project import compiled
 
     held = ctypes.PyDLL(str(compiled("exchange")))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]

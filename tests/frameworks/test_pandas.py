@@ -6,8 +6,8 @@ import gc
 import sys
 
 import pytest
-from agreement import facts, slow
-from called import called
+from support.arrays.agreement import facts, slow
+from support.processes.calls import called
 
 import dlx
 from dlx import errors

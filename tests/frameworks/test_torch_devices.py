@@ -1,4 +1,4 @@
-"""The torch adapter on devices, on the recording driver: with the published CUDA build of torch in `make test-cuda`.
+"""The torch adapter on devices, on the recording driver: with the published CUDA build of torch in `nox -s cuda`.
 
 Otherwise with a module that behaves like it; a test marked `stand_in` runs only with that, for the stated reason.
 
@@ -15,10 +15,9 @@ import sys
 import types
 import weakref
 
-import gpulib
-import originals
 import pytest
-from renamed import adapter_module
+from support.cuda import gpulib, originals
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core import native

@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from agreement import agree, emptied
-from exchange import Exchange
-from project import compiled
+from support.arrays.agreement import agree, emptied
+from support.foreign.exchange import Exchange
+from support.project import compiled
 
 import dlx
 from dlx import errors

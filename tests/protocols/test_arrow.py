@@ -7,9 +7,9 @@ import ctypes
 import gc
 import json
 
-import madearrow as made
 import pytest
-from madearrow import (
+from support.foreign import arrow as made
+from support.foreign.arrow import (
     Gives,
     GivesDevice,
     GivesDeviceStream,
@@ -21,7 +21,7 @@ from madearrow import (
     schema,
     stream,
 )
-from together import at_once
+from support.processes.concurrent import at_once
 
 import dlx
 from dlx import errors
@@ -89,7 +89,7 @@ def test_a_column_is_planned_and_described_as_an_array(np):
     assert (plan.outcome, plan.leaves) == ("shared", ()) and plan.source.shape == (2,)
     info = dlx.describe(column(1, 2))
     assert (info.dtype.name, info.shape, info.strides, info.readonly) == ("int32", (2,), (1,), True)
-    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "madearrow.Gives"
+    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "arrow.Gives"
 
 
 def test_empty_columns_need_no_memory(np):
@@ -453,9 +453,9 @@ def test_nothing_leaks(python):
     python(
         """
         import gc, resource, sys
-        sys.path.insert(0, "tests/support")
-        import madearrow as made
-        from madearrow import Gives, arrow_array, column, schema
+        sys.path.insert(0, "tests")
+        from support.foreign import arrow as made
+        from support.foreign.arrow import Gives, arrow_array, column, schema
         import dlx
         from dlx._core import native
 
@@ -776,13 +776,13 @@ def test_extents_that_arrow_cannot_hold(shape):
 def test_lies_do_not_end_the_process(python):
     """Every invalid number, pointer and text, and pairs of them, are refused or read correctly, without a crash."""
     assert "released twice: 0" in python(
-        "import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.run()"
+        "import sys; sys.path[:0] = ['tests']; from support.foreign import lying_arrow; lying_arrow.run()"
     )
 
 
 def test_streams_that_lie(python):
     """Stream functions that return nothing, fail, or are removed during reading, including `release`, are handled."""
-    out = python("import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.streams()")
+    out = python("import sys; sys.path[:0] = ['tests']; from support.foreign import lying_arrow; lying_arrow.streams()")
     assert int(out.split("streams:")[1]) > 200
 
 
@@ -791,14 +791,14 @@ def test_a_type_with_shared_children_is_read_once(python, levels, width):
     """A type with 2**100 paths to a hundred leaf types is refused quickly, by name."""
     python(
         f"""
-        import sys; sys.path[:0] = ["tests/support"]
+        import sys; sys.path[:0] = ["tests"]
         import signal; signal.alarm(60)  # nothing else ends a loop in C
-        import madearrow
+        from support.foreign import arrow
         import dlx
         for call in (dlx.convert, dlx.plan):
-            kind = madearrow.schema("+l", madearrow.shared_types({levels}, {width}))
+            kind = arrow.schema("+l", arrow.shared_types({levels}, {width}))
             try:
-                plan = call(madearrow.Gives(kind, madearrow.arrow_array(0, None)), to="dlx")
+                plan = call(arrow.Gives(kind, arrow.arrow_array(0, None)), to="dlx")
                 assert plan.outcome == "refused" and "vary in length" in str(plan), plan
             except dlx.errors.DTypeError as error:
                 assert "vary in length" in str(error), error
@@ -865,9 +865,9 @@ def test_no_type_and_no_level_is_left_on_the_heap(python):
     python(
         """
         import ctypes, gc, sys
-        sys.path[:0] = ["tests/support"]
-        from madearrow import _new as new_capsule
-        from madearrow import Pair
+        sys.path[:0] = ["tests"]
+        from support.foreign.arrow import _new as new_capsule
+        from support.foreign.arrow import Pair
         import dlx
         from dlx._core import native
 

@@ -6,7 +6,7 @@ import sys
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, INT8, READ_ONLY
+from support.arrays.reference import FLOAT32, INT4, INT8, READ_ONLY
 
 from dlx import errors
 from dlx._core import native

@@ -1,7 +1,5 @@
 """dlx.exchange_api: an exchange table for C and C++ programs that accepts any array and applies dlx's guards."""
 
-# ruff: noqa: F401, F811 -- fixtures of other files
-
 import array
 import gc
 import sys
@@ -10,9 +8,9 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from exchange import Exchange
-from hostile import NAME, Owner, hostile, library, mylib
-from project import compiled
+from support.foreign.exchange import Exchange
+from support.foreign.hostile import NAME, Owner
+from support.project import compiled
 
 import dlx
 from dlx import errors

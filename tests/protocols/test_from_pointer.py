@@ -8,7 +8,7 @@ import weakref
 
 import cffi
 import pytest
-from project import FREE_THREADED, SUPPORT
+from support.project import FREE_THREADED, TESTS
 
 import dlx
 from dlx._core.native import ffi, live
@@ -262,8 +262,8 @@ def test_release_is_not_called_after_the_end(python, counting):
     """A deleter called from C atexit, on a new thread, does not call `release` and does not crash."""
     code = f"""
 import sys, dlx
-sys.path.insert(0, {str(SUPPORT)!r})
-from counting import Counting
+sys.path.insert(0, {str(TESTS)!r})
+from support.foreign.counting import Counting
 counting = Counting({counting.path!r})
 tensor = dlx.from_pointer(65536, 4, 'int8', release=lambda: print('released', flush=True))
 counting.delete_at_exit(elsewhere=counting.consume(dlx.to_capsule(tensor, max_version=(1, 0))))

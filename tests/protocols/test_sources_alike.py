@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from files import gguf
+from support.files.writers import gguf
 
 import dlx
 from dlx import errors

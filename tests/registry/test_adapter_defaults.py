@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from planted_adapter import Array
+from support.plugins.mylib import Array
 
 import dlx
 from dlx import errors

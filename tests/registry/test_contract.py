@@ -7,7 +7,7 @@ import inspect
 import tomllib
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx.adapter
 from dlx._registry.plugin import FRAMEWORKS, install_of

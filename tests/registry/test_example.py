@@ -14,9 +14,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import command
 import pytest
-from project import ROOT
+from support.processes import command
+from support.project import ROOT
 
 import dlx
 from dlx._core import native
@@ -407,7 +407,7 @@ def test_stream_rules_are_inherited(ea, np, stream):
 
 def test_moves_to_a_device_wait_as_those_of_numpy(ea, np, monkeypatch, cuda):
     """Conversions to and from a device make the same driver calls as for numpy."""
-    import gpulib
+    from support.cuda import gpulib
 
     other = gpulib.install(monkeypatch, "libgpu", cuda)
     dlx.convert(dlx.convert(bytearray(64), to="libgpu", device="cuda"), to="dlx", device="cpu")  # starts the driver

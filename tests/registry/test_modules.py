@@ -6,7 +6,7 @@ import sys
 import types
 
 import pytest
-from distributions import Site
+from support.plugins.distributions import Site
 
 import dlx
 from dlx import errors

@@ -11,7 +11,7 @@ import json
 import textwrap
 
 import pytest
-from distributions import FRAMEWORK, Site, adapter
+from support.plugins.distributions import FRAMEWORK, Site, adapter
 
 import dlx
 from dlx.adapter import hookspecs

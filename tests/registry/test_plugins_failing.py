@@ -8,8 +8,8 @@ import textwrap
 import types
 
 import pytest
-from distributions import Site, adapter
-from registries import use
+from support.plugins.distributions import Site, adapter
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors
@@ -253,7 +253,7 @@ A.arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj
 
 def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatch):
     """An exception of a function in `Description.info` neither escapes nor hides a refusal."""
-    from planted_adapter import Array, MyLib, plugin
+    from support.plugins.mylib import Array, MyLib, plugin
 
     from dlx._registry.registry import Registry
     from dlx.adapter import Capabilities, Description

@@ -8,8 +8,8 @@ import textwrap
 import types
 
 import pytest
-from called import called
-from planted_adapter import Array, MyLib, Special, plugin
+from support.plugins.mylib import Array, MyLib, Special, plugin
+from support.processes.calls import called
 
 import dlx
 from dlx._core import native

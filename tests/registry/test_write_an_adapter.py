@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx.adapter
 from dlx.adapter import Adapter, Devices, DTypes

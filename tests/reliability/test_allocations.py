@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import sysconfig
 
 import pytest
-from project import SUPPORT, compiled
+from support.project import compiled, program
 
 pytest.importorskip("numpy")
 pytest.importorskip("torch")
@@ -45,6 +44,6 @@ def failing():
 def test_every_allocation_fails_once(failing, fake_driver, wanted):
     """Allocations of Python, the core and numpy's table fail in turn until the call succeeds."""
     environment = os.environ | {"DLX_FAILING": str(failing), "DLX_CUDA_DRIVER": str(fake_driver)}
-    command = [sys.executable, str(SUPPORT / "allocations.py"), *wanted]
+    command = program("stress.allocations", *wanted)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

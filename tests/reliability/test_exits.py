@@ -1,16 +1,16 @@
-"""Process exits while results are alive: a part of `make test-exits`; see also tests/core/test_exit.py."""
+"""Process exits while results are alive: a part of `nox -s exits`; see also tests/core/test_exit.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 
-import exits
 import pytest
+from support.stress import exits
 
 SOME = (
     *("daemon threads that convert", "modules", "a task that waits", "a child of a process with threads"),
-    *("sys.exit in a view", "an exception that nobody handles", "an interrupt in a conversion", "a pool of threads"),
+    *("sys.exit in a view", "an unhandled exception", "an interrupt in a conversion", "a pool of threads"),
     *("a conversion after sys.modules is gone", "hooks of sys", "functions"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from project import SUPPORT, compiled
+from support.project import TESTS, compiled
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -148,8 +148,8 @@ print("well", native.live())
 def test_forks_while_memory_waits_for_a_device(python, fake_driver):
     """The child leaves the queue unchanged; the parent releases each owner once, also those queued later."""
     code = f"""
-sys.path.insert(0, {str(SUPPORT)!r})
-from fake_cuda import FakeCuda
+sys.path.insert(0, {str(TESTS)!r})
+from support.cuda.fake_cuda import FakeCuda
 cuda = FakeCuda({str(fake_driver)!r})
 gone, done, made, memory = [], threading.Event(), [], cuda.alloc(64)
 

@@ -1,13 +1,12 @@
-"""The targets of `make fuzz` for a few seconds, with any compiler: the corpus, and seeded mutations of it."""
+"""The targets of `nox -s fuzz`, for a few seconds and with any compiler: the corpus, and seeded mutations of it."""
 
 import os
 import re
 import subprocess
-import sys
 
 import pytest
-from fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
-from project import SUPPORT
+from support.project import program
+from support.stress.fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
 
 import dlx
 from dlx.errors import LayoutError
@@ -81,8 +80,8 @@ def test_a_planted_fault_is_found(objects, tmp_path, fault):
 
 
 def test_without_clang_fuzzing_says_so():
-    """The message names the missing compiler and how to install it."""
-    command = [sys.executable, str(SUPPORT / "fuzz_core.py")]
+    """It says what is missing, and how it is had."""
+    command = program("stress.fuzz_core")
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no clang here (Debian: apt install clang)" in done.stderr, done.stderr
 

@@ -1,17 +1,13 @@
 """Producers that lie, generated and single cases: detectable lies are refused, and nothing leaks or crashes."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
-
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
-from hostile import hostile, library, mylib
-from project import SUPPORT, compiled
+from support.project import compiled, program
 
 import dlx
 from dlx import errors
@@ -20,16 +16,16 @@ from dlx import errors
 
 
 def fuzz(*arguments, path=None):
-    """Run the program; return (exit status, output)."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *([str(path)] if path else [])])}
-    command = [sys.executable, str(SUPPORT / "producer_fuzz.py"), *arguments]
+    """Run the program; return (exit status, what it printed)."""
+    env = {**os.environ, "PYTHONPATH": str(path or "")}
+    command = program("producers.fuzz", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=250, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_generated_producers():
-    """A short run of `make fuzz-producers`, with a fixed seed so that it does not fail at random."""
+    """The short form of `nox -s fuzz-producers`: a seed of its own each day would find more, and fail at random."""
     status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")
     assert status == 0, out
     assert "2500 cases, 0 faults" in out
@@ -39,7 +35,8 @@ def test_tables_that_lie(python):
     """Slots that succeed without a result, return invalid fields, or fail without an exception cause no crash."""
     pytest.importorskip("numpy")
     out = python(
-        f"import sys; sys.path[:0] = ['tests/support']; import lyingtables; lyingtables.run({str(compiled('lying'))!r})"
+        "import sys; sys.path[:0] = ['tests']; from support.foreign import lying_tables;"
+        f"lying_tables.run({str(compiled('lying'))!r})"
     )
     assert sum(map(int, out.split("calls:")[1].split())) > 10_000
 

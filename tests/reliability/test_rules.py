@@ -1,7 +1,7 @@
 """Random lifetimes by rules: capsules, results, views, buffers, deleters and threads, compared with a model of holders.
 
 After every step the live counter equals the model's, each memory has its value in all places, and an owner is gone
-exactly if nothing holds it. `make test-deep` draws 2,000 sequences of 40 steps.
+exactly if nothing holds it. `nox -s deep` draws 2,000 sequences of 40 steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from together import at_once
+from support.arrays.examples import EXAMPLES, examples
+from support.processes.concurrent import at_once
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import EXAMPLES, examples
 
 NBYTES = 24
 FLOAT32 = (2, 32, 1)

@@ -11,7 +11,7 @@ from dlx._core import native
 
 
 def test_the_sanitizers_are_in_every_extension_or_in_none():
-    """The adapters' C has the same sanitizers as the core; `make test-sanitize` runs this test with them."""
+    """The adapters' C has the same sanitizers as the core; `nox -s sanitize` runs this test with them."""
     _ffi, table, guards = (pytest.importorskip(name) for name in ("dlx._ffi", "_dlx_numpy", "_dlx_torch"))
     if shutil.which("nm") is None:
         pytest.skip("nm, which lists symbols, is not installed")

@@ -1,24 +1,21 @@
-"""Threads that share arrays, containers, views and capsules; `make test-free-threaded` runs them without the GIL."""
+"""Threads that share arrays, containers, views and capsules; `nox -s free-threaded` runs them without the GIL."""
 
 from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from together import at_once
+from support.processes.concurrent import at_once
+from support.project import program
 
 import dlx
 from dlx import errors
 from dlx._core import native
-
-STRESS = Path(__file__).parent.parent / "support" / "thread_stress.py"
 
 
 @given(
@@ -142,8 +139,8 @@ def test_a_container_that_changes_meanwhile():
 
 @pytest.mark.slow
 def test_everything_at_once():
-    """Every public function runs in four threads that change shared objects, in a new process."""
-    command = [sys.executable, "-X", "faulthandler", str(STRESS), "--threads", "4", "--seconds", "3", "--seed", "1"]
+    """Every public call in four threads that change what they share, in a process of its own."""
+    command = program("stress.threads", "--threads", 4, "--seconds", 3, "--seed", 1, options=("-X", "faulthandler"))
     done = subprocess.run([*command, "--frameworks", "numpy"], capture_output=True, text=True, timeout=250, check=False)
     if "numpy is not installed" in done.stdout:
         pytest.skip("numpy is not installed")

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 
 import pytest
-from fuzz_core import CORE, compile_into, link
-from project import ROOT
+from support.project import ROOT
+from support.stress.fuzz_core import CORE, compile_into, link
 
 CUDA = CORE.parent / "cuda"
 PROGRAMS = ROOT / "tests" / "c"

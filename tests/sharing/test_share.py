@@ -23,8 +23,8 @@ import weakref
 from multiprocessing import resource_tracker
 
 import pytest
-from project import ROOT, compiled
-from reference import INT4
+from support.arrays.reference import INT4
+from support.project import compiled, program
 
 import dlx
 from dlx import errors
@@ -903,7 +903,7 @@ class TestForeign:
 
     def test_whatever_is_changed_in_a_handle(self):
         """Thousands of changed handles, also with other descriptors, raise an error or attach, and leak nothing."""
-        command = [sys.executable, str(ROOT / "tests/support/forged_handles.py")]
+        command = program("stress.forged_handles")
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.endswith(" 0 descriptors left\n") and done.stderr == ""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT, compiled
+from support.project import ROOT, compiled
 
 import dlx
 from dlx import errors
@@ -15,10 +15,10 @@ WRITE = "cuMemcpyAsync"
 
 CHILD = """
 import json, os, sys
-sys.path.insert(0, {support!r})
+sys.path.insert(0, {tests!r})
 import dlx
 from dlx import errors
-from fake_cuda import FakeCuda
+from support.cuda.fake_cuda import FakeCuda
 
 cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
 handle = json.loads(sys.argv[1])
@@ -43,7 +43,7 @@ def other(cuda):
     """Run code with a handle in another process, and return its output."""
 
     def start(code, handle, fds=(), wait=True):
-        whole = CHILD.format(support=str(ROOT / "tests" / "support")) + code
+        whole = CHILD.format(tests=str(ROOT / "tests")) + code
         command = [sys.executable, "-c", whole, json.dumps(handle), json.dumps(list(fds))]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE}
         process = subprocess.Popen(command, text=True, pass_fds=fds, **pipes)

@@ -8,10 +8,9 @@ import os
 import subprocess
 import sys
 
-import kit_adapters
-import kit_planted
 import pytest
-import warm
+from support.kit import adapters, libraries
+from support.processes import warm
 
 import dlx
 from dlx.testing import CHECKS, find, run
@@ -23,7 +22,7 @@ STRANGERS = [name for name, check in CHECKS.items() if check.kind != "adapter"]
 def no_leaks():
     """Planted leaks are intentional, and their memory ends with the test."""
     yield
-    kept = [kit_planted.KEPT, kit_planted.BUSY, kit_adapters.KEPT, kit_adapters.BUSY]
+    kept = [libraries.KEPT, libraries.BUSY, adapters.KEPT, adapters.BUSY]
     if any(kept):
         for each in kept:
             each.clear()
@@ -36,7 +35,7 @@ def verdict(monkeypatch):
 
     The process is a fork, which starts faster. The good subjects are graded as a user does it.
     """
-    warm.fork_workers(monkeypatch, "dlx.testing", "kit_planted", "kit_adapters")
+    warm.fork_workers(monkeypatch, "dlx.testing", "support.kit.libraries", "support.kit.adapters")
 
     def of(check, subject):
         (found,) = run(subject, [check])
@@ -47,13 +46,13 @@ def verdict(monkeypatch):
 
 def test_every_check_has_a_planted_fault():
     """Every check has a subject that fails it."""
-    assert {fault.partition("/")[0] for fault in kit_planted.PLANTED} == set(STRANGERS)
+    assert {fault.partition("/")[0] for fault in libraries.PLANTED} == set(STRANGERS)
 
 
 @pytest.fixture(scope="module")
 def good():
     """Return the verdicts on the good library, by check, from one run of the command."""
-    return {found.check: found for found in run(kit_planted.subject_good, [CHECKS[name] for name in STRANGERS])}
+    return {found.check: found for found in run(libraries.subject_good, [CHECKS[name] for name in STRANGERS])}
 
 
 KEEPS = pytest.mark.unsanitized("freed memory is kept for a while: resident memory grows")
@@ -74,10 +73,10 @@ def test_a_library_that_keeps_its_promise_is_passed(good, name):
     assert found.status == "keeps", found.seen
 
 
-@pytest.mark.parametrize("fault", marked(kit_planted.PLANTED))
+@pytest.mark.parametrize("fault", marked(libraries.PLANTED))
 def test_a_broken_promise_is_found(fault, verdict):
     """The bad library fails the check that it is named after, and the message describes the fault."""
-    found = verdict(CHECKS[fault.partition("/")[0]], getattr(kit_planted, f"subject_{fault}"))
+    found = verdict(CHECKS[fault.partition("/")[0]], getattr(libraries, f"subject_{fault}"))
     assert found.status == "breaks", (found.status, found.seen)
     assert len(found.seen) > 10
 
@@ -90,7 +89,7 @@ ELSEWHERE = {"adapter-fast-path", "adapter-imports-nothing"}  # tested below
 
 def test_every_check_of_an_adapter_has_a_planted_fault():
     """Every check of an adapter has an adapter that fails it."""
-    planted = {fault.partition("/")[0] for fault in kit_adapters.SUBJECTS}
+    planted = {fault.partition("/")[0] for fault in adapters.SUBJECTS}
     assert planted - {"good"} | ELSEWHERE == set(ADAPTERS)
 
 
@@ -98,7 +97,7 @@ def test_every_check_of_an_adapter_has_a_planted_fault():
 def good_adapter():
     """Return the verdicts on the good adapter, by check, from one run of the command."""
     checks = [CHECKS[name] for name in ADAPTERS if name not in ELSEWHERE]
-    return {found.check: found for found in run(kit_adapters.named("good"), checks)}
+    return {found.check: found for found in run(adapters.named("good"), checks)}
 
 
 @pytest.mark.parametrize("name", sorted(set(ADAPTERS) - ELSEWHERE))
@@ -109,10 +108,10 @@ def test_an_adapter_that_says_what_is_so_is_passed(good_adapter, name):
     assert found.status == "keeps", found.seen
 
 
-@pytest.mark.parametrize("fault", [fault for fault in kit_adapters.SUBJECTS if fault != "good"])
+@pytest.mark.parametrize("fault", [fault for fault in adapters.SUBJECTS if fault != "good"])
 def test_an_adapter_that_breaks_its_word_is_found(fault, verdict):
     """The bad adapter fails the check that it is named after."""
-    found = verdict(CHECKS[fault.partition("/")[0]], kit_adapters.named(fault))
+    found = verdict(CHECKS[fault.partition("/")[0]], adapters.named(fault))
     assert found.status == "breaks", (found.status, found.seen)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 
 import pytest
-from kit_adapters import Good
+from support.kit.adapters import Good
 
 import dlx
 from dlx.adapter import (
@@ -58,7 +58,7 @@ def adapter(monkeypatch):
     target = type("Target", (), {"adapter": made, "over": lambda self, tensor: self})()
     monkeypatch.setattr("dlx.testing.checks.adapter.registry", type("R", (), {"target": lambda self, name: target})())
     yield made
-    delattr(sys.modules["kit_adapters"], made.kind.__name__)
+    delattr(sys.modules["support.kit.adapters"], made.kind.__name__)
 
 
 def with_hook(adapter, hook, function):

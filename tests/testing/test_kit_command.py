@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import conformance
-import kit_planted
 import pytest
-from project import ROOT
+from support.kit import libraries
+from support.project import ROOT
 
 import dlx
 from dlx._support.screen import Screen
@@ -26,7 +26,7 @@ def command(*args, folder=None, pytest_too=False):
     """Run the kit's command, or pytest with the kit, in a new process."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests" / "support")]),
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests")]),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # hypothesis takes longer to import than the kit to grade
     }
     start = ["-m", "pytest", "-p", "dlx.testing", "-q"] if pytest_too else ["-m", "dlx.testing"]
@@ -54,8 +54,8 @@ def test_a_reader_that_goes_away_ends_it_quietly():
 
 
 def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
-    """Exit status 0 comes with one line per promise, without control characters."""
-    done = command("kit_planted:subject_good", *only(*FAST))
+    """One line for each promise, no control characters."""
+    done = command("support.kit.libraries:subject_good", *only(*FAST))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "planted: 3 keeps"
@@ -64,18 +64,18 @@ def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
 
 
 def test_a_broken_promise_is_status_1_with_its_reproduction():
-    """A broken promise prints the fault and code that reproduces it."""
-    done = command("kit_planted:subject_copy-true", *only("copy-true"))
+    """What was seen, and how to see it again."""
+    done = command("support.kit.libraries:subject_copy-true", *only("copy-true"))
     assert done.returncode == 1
     assert "breaks   producer copy-true" in done.stdout and "copy=True shares" in done.stdout
-    assert 'CHECKS["copy-true"](find("kit_planted:subject_copy-true"))' in done.stdout
+    assert 'CHECKS["copy-true"](find("support.kit.libraries:subject_copy-true"))' in done.stdout
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["no_such_library"], "no_such_library"),
-        (["kit_planted:nothing"], "not a dlx.testing.Subject"),
+        (["support.kit.libraries:nothing"], "not a dlx.testing.Subject"),
         (["dlx", "--only", "no-such-check"], "there is no no-such-check"),
         (["dlx", "--kinds", "cook"], "there is no cook"),
         (["dlx", "--except", "copy-true"], "needs a reason"),
@@ -91,8 +91,8 @@ def test_what_cannot_be_graded_is_status_2(args, words):
 
 
 def test_json_holds_everything():
-    """The JSON has promise, kind, severity, status, fault and reproduction."""
-    done = command("kit_planted:subject_copy-true", "--json", *only("copy-true", "copy-false"))
+    """For programs: promise, kind, severity, status, what was seen, the reproduction."""
+    done = command("support.kit.libraries:subject_copy-true", "--json", *only("copy-true", "copy-false"))
     found = json.loads(done.stdout)
     assert found["schema"] == 1
     (subject,) = found["subjects"]
@@ -103,15 +103,17 @@ def test_json_holds_everything():
 
 
 def test_an_exception_is_declared_with_a_reason():
-    """A declared exception is printed with its reason and is not a failure."""
-    done = command("kit_planted:subject_copy-true", *only("copy-true"), "--except", "copy-true=it never copies")
+    """It is shown with its reason, and is no failure."""
+    done = command(
+        "support.kit.libraries:subject_copy-true", *only("copy-true"), "--except", "copy-true=it never copies"
+    )
     assert done.returncode == 0
     assert "excepted" in done.stdout and "declared: it never copies" in done.stdout
 
 
 def test_an_exception_that_is_not_needed_any_more_breaks():
-    """An unnecessary exception fails: it would hide the next fault."""
-    subject = excepting(kit_planted.subject_good, {"copy-true": "it never copies"})
+    """Else it would hide the next fault."""
+    subject = excepting(libraries.subject_good, {"copy-true": "it never copies"})
     found = CHECKS["copy-true"](subject)
     assert found.status == "breaks" and "no longer needed" in found.seen
 
@@ -126,7 +128,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
     """Tests are named after subject and check, and have pytest's outcomes."""
     chosen = "copy-true or copy-false or export-readonly or max-version-1 or import-scalar"
     done = command(
-        "--dlx-adapter=kit_planted:subject_copy-true", "--dlx-except=keyword-max-version-1=it is not so",
+        "--dlx-adapter=support.kit.libraries:subject_copy-true", "--dlx-except=keyword-max-version-1=it is not so",
         "-k", chosen, "-vv", pytest_too=True, folder=tmp_path,
     )  # fmt: skip
     text = done.stdout
@@ -136,7 +138,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
         "planted::keyword-max-version-1 FAILED",
     ):  # fmt: skip
         assert line in text, text
-    assert "`copy=True` never shares: it returns new memory" in text and "not needed any more" in text
+    assert "`copy=True` never shares: it returns new memory" in text and "no longer needed" in text
     assert "Traceback" not in text
 
 
@@ -145,7 +147,7 @@ def test_pytest_skips_and_xfails(tmp_path):
     """Checks that do not apply are skipped with the reason; declared exceptions are expected failures."""
     (tmp_path / "test_own.py").write_text("def test_mine():\n    pass\n")
     kit = [
-        "--dlx-adapter=kit_planted:subject_copy-true",
+        "--dlx-adapter=support.kit.libraries:subject_copy-true",
         "--dlx-except=copy-true=never",
         "-k",
         "copy-true and not import and not served or mine",
@@ -170,7 +172,7 @@ def test_pytest_says_what_it_cannot_find(tmp_path):
 def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
     """The check that kills its process is broken, and the others are graded."""
     names = ("asks-for-version", "newer-minor", "old-producer", "deleter-once")
-    found = list(run(kit_planted.subject_dies, [CHECKS[name] for name in names]))
+    found = list(run(libraries.subject_dies, [CHECKS[name] for name in names]))
     assert [verdict.check for verdict in found] == list(names)
     assert [verdict.status for verdict in found] == ["keeps", "breaks", "keeps", "keeps"]
     assert "SIGABRT" in found[1].seen
@@ -180,7 +182,7 @@ def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
 def test_a_check_that_never_ends_is_blamed(monkeypatch):
     """A check that hangs is broken, and its process is killed."""
     monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)
-    (found,) = run(kit_planted.subject_hangs, [CHECKS["newer-minor"]])
+    (found,) = run(libraries.subject_hangs, [CHECKS["newer-minor"]])
     assert found.status == "breaks" and "hangs" in found.seen
 
 
@@ -188,7 +190,7 @@ def test_a_worker_that_never_begins_is_said_to_be_slow(monkeypatch):
     """The error reports a slow start, for instance on a busy machine."""
     monkeypatch.setattr("dlx.testing.runner.STARTING", 0)
     with pytest.raises(RuntimeError, match="did not begin within 0 seconds"):
-        list(run(kit_planted.subject_hangs, [CHECKS["newer-minor"]]))
+        list(run(libraries.subject_hangs, [CHECKS["newer-minor"]]))
 
 
 def test_a_fresh_process_must_be_able_to_find_the_subject():
@@ -269,21 +271,21 @@ def test_a_page_tells_what_was_found():
 
     graded = [
         Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in ("copy-true", "export-snapshot")))
-        for subject in (kit_planted.subject_good, getattr(kit_planted, "subject_copy-true"))
+        for subject in (libraries.subject_good, getattr(libraries, "subject_copy-true"))
     ]
-    libraries = conformance.read(json.loads(json.dumps(as_json(graded))))
-    page = conformance.as_page(libraries, "picture.svg")
+    reports = conformance.read(json.loads(json.dumps(as_json(graded))))
+    page = conformance.as_page(reports, "picture.svg")
     assert "planted 1.5" in page and "![" in page
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
     assert page.count("```python") == 1
-    ElementTree.fromstring(conformance.as_picture(libraries))
+    ElementTree.fromstring(conformance.as_picture(reports))
 
 
 def test_a_terminal_shows_the_same(capsys, monkeypatch):
     """A terminal shows a table of marks, promises, faults and reproductions."""
     monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
-    subject = getattr(kit_planted, "subject_copy-true")
+    subject = getattr(libraries, "subject_copy-true")
     as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
@@ -315,8 +317,8 @@ def test_what_nobody_reads_is_no_error():
 
 
 def test_the_page_is_written(tmp_path):
-    """The documentation's tool writes a page from the command's output; an error of the kit is status 2."""
-    done = command("kit_planted:subject_good", "--json", *only("copy-true"))
+    """Of grades that the command printed, by the tool of the documentation; a kit that failed is status 2."""
+    done = command("support.kit.libraries:subject_good", "--json", *only("copy-true"))
     (tmp_path / "grades.json").write_text(done.stdout)
     failed = json.loads(done.stdout)
     failed["subjects"][0]["verdicts"][0]["status"] = "error"

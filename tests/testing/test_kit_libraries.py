@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import pytest
-import warm
-from project import ROOT
+from support.processes import warm
+from support.project import ROOT
 
 from dlx.testing import CHECKS, find, of_kinds, run
 

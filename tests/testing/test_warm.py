@@ -6,8 +6,8 @@ import os
 import signal
 
 import pytest
-import warm
-from sanitized import SANITIZED
+from support.processes import warm
+from support.sanitizers import SANITIZED
 
 MODULES = ("json",)
 

@@ -7,8 +7,8 @@ import threading
 import warnings
 
 import pytest
-import warm
-from project import LIBRARIES, ROOT
+from support.processes import warm
+from support.project import LIBRARIES, ROOT
 
 import dlx
 from dlx._core import native

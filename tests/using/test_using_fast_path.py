@@ -15,9 +15,10 @@ import types
 import weakref
 
 import pytest
-from agreement import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import bits
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
@@ -25,7 +26,6 @@ from dlx._core import native
 from dlx._registry.registry import registry
 from dlx._using import plan, wrappers
 from dlx.adapter import GradSupport
-from examples import examples
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

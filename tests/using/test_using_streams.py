@@ -7,10 +7,10 @@ import collections
 import contextlib
 from dataclasses import replace
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, MANAGED
-from gpulib import N
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, MANAGED
+from support.cuda.gpulib import N
 
 import dlx
 from dlx._core import cuda as driver

@@ -6,10 +6,10 @@ import collections
 import gc
 
 import pytest
+from support.arrays.examples import examples
 
 import dlx
 from dlx._core import native
-from examples import examples
 
 np = pytest.importorskip("numpy")
 hypothesis = pytest.importorskip("hypothesis")

@@ -25,8 +25,8 @@ Each cell is the result of `dlx.convert(source, to=target)`, called with `copy=N
 compared with `dlx.plan`, with the address of the source, and with each of its bits. The cells show `copy=None`.
 Memory is aligned to 64 bytes unless a row says otherwise (jax requires 64; numpy often allocates with 16).
 
-`make matrix` writes this page, and `make test SLOW=1` compares it with the installed frameworks. tensorflow, paddle,
-mlx, warp and onnxruntime were measured with dlx and numpy in the environments of `make test-frameworks`.
+`nox -s matrix` writes this page, and `make test SLOW=1` compares it with the installed frameworks. tensorflow, paddle,
+mlx, warp and onnxruntime were measured with dlx and numpy in the environments of `nox -s frameworks`.
 
 ![The matrix of dtypes](matrix.svg)
 """
