@@ -34,7 +34,7 @@ from dlx.adapter.base import Adapter, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
 CONVERT_CONTENTS = "Convert an array that it holds."
-NOT_INSPECTED = "inspecting its type failed:"
+NOT_INSPECTED = "its type cannot be inspected:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 _NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
@@ -305,7 +305,7 @@ class Registry:
             raise
         except Exception as error:
             plugin = self._loader.plugin_of(adapter)
-            what = f"capabilities() of the {adapter.name} adapter failed:"
+            what = f"the {adapter.name} adapter cannot return its capabilities:"
             owner = plugin.distribution if plugin is not None else "its plugin"
             raise foreign_error(what, error, PluginError, target=adapter.name, fix=f"Repair {owner}.") from error
 

@@ -68,7 +68,9 @@ def test_while_a_route_is_learnt(mylib, monkeypatch, error, shape):
 @GO_ON
 def test_while_an_adapter_says_how_its_arrays_are_made(mylib, monkeypatch, error):
     """An adapter that fails there goes without a fast path; one that was interrupted does not."""
-    monkeypatch.setattr("dlx._engine.fast_path._making", Once(error, sys.modules["dlx._engine.fast_path"]._making))
+    monkeypatch.setattr(
+        "dlx._engine.fast_path._target_fields", Once(error, sys.modules["dlx._engine.fast_path"]._target_fields)
+    )
     with pytest.raises(error, match="now"):
         dlx.convert(tensor(Owner(64)), to="mylib")
     assert dlx.convert(tensor(Owner(64)), to="mylib")
