@@ -273,7 +273,7 @@ def test_a_page_tells_what_was_found():
         Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in ("copy-true", "export-snapshot")))
         for subject in (libraries.subject_good, getattr(libraries, "subject_copy-true"))
     ]
-    reports = conformance.read(json.loads(json.dumps(as_json(graded))))
+    reports = conformance.read(json.loads(json.dumps(convert_to_json(graded))))
     page = conformance.as_page(reports, "picture.svg")
     assert "planted 1.5" in page and "![" in page
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
@@ -286,7 +286,7 @@ def test_a_terminal_shows_the_same(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
     subject = getattr(libraries, "subject_copy-true")
-    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
+    print_grades(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
     assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
