@@ -73,7 +73,7 @@ def test_no_array_is_refused(arrays):
 )
 def test_what_is_no_array_or_has_no_functions_is_refused(array):
     """With the reason, as `dlx.convert` would say it."""
-    with pytest.raises(AdapterNotFoundError, match=r"no array|no functions|not one array"):
+    with pytest.raises(AdapterNotFoundError, match=r"not an array|no array functions|not one array"):
         dlx.array_namespace(array)
 
 

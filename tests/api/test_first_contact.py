@@ -86,7 +86,7 @@ def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
     done = run(tmp_path, "-m", "dlx", "doctor", "--strict", path=(site, ROOT, ROOT / "adapters"))
     assert done.returncode == 1, done.stderr
     shown = " ".join(done.stdout.split())
-    assert "another project, dlx 1.0.4, is installed into the same package as dlxarray" in shown
+    assert "an unrelated project, dlx 1.0.4, is installed, too" in shown
     assert "Run: pip uninstall dlx dlxarray, then install dlxarray again" in shown
     done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(site, ROOT, ROOT / "adapters"))
     assert "dlx 1.0.4" in json.loads(done.stdout)["conflict"]

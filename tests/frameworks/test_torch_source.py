@@ -433,7 +433,7 @@ def test_two_numbers_in_a_byte_by_hand(np, torch):
     packed = dlx.convert(x[..., ::2] | x[..., 1::2] << 4, to="torch").view(torch.float4_e2m1fn_x2)
     tensor = dlx.convert(packed, to="dlx")
     assert tensor.shape == (2, 3) and str(tensor.dtype) == "float4_e2m1fnx2"
-    with pytest.raises(errors.DTypeError, match=r"Convert its bytes, x.view\(torch.uint8\): the low four bits"):
+    with pytest.raises(errors.DTypeError, match=r"Convert its bytes, x.view\(torch.uint8\); the low four bits"):
         dlx.convert(packed, to="numpy")
     read = dlx.convert(packed.view(torch.uint8), to="numpy")
     back = np.stack([read & 15, read >> 4], axis=-1).reshape(2, 6).view(float4)

@@ -89,7 +89,7 @@ def test_a_column_is_planned_and_described_as_an_array(np):
     assert (plan.outcome, plan.leaves) == ("shared", ()) and plan.source.shape == (2,)
     info = dlx.describe(column(1, 2))
     assert (info.dtype.name, info.shape, info.strides, info.readonly) == ("int32", (2,), (1,), True)
-    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "arrow.Gives"
+    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "support.foreign.arrow.Gives"
 
 
 def test_empty_columns_need_no_memory(np):

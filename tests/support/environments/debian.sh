@@ -7,7 +7,7 @@
 # A clean copy of this checkout is built and tested there without torch; ARGS are pytest's arguments, as for `make test`.
 # What cannot be done here is said in one sentence, with status 0. Failing tests give another status.
 set -eu
-cd "$(dirname "$0")/../../../.."
+cd "$(dirname "$0")/../../.."
 folder=$1
 home=/srv # inside of it
 shift
