@@ -254,7 +254,7 @@ def test_an_adapter_that_cannot_say_what_it_accepts(monkeypatch, mylib, stated):
     adapter = MyLib()
     adapter.capabilities = stated
     plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
-    with pytest.raises(PluginErrorType, match="capabilities\\(\\) of the mylib adapter failed"):
+    with pytest.raises(PluginErrorType, match="the mylib adapter cannot return its capabilities"):
         Registry({"mylib": "dlx_mylib"}).target("mylib")
 
 
